@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from memory_backends.base import FULL, BackendError, PageRange, TensorMap
+from tests.sglang_morph.controller.small_system import PAGE_BYTES, SmallSystem, ToyLayer
+
+
+class FailingLayer(ToyLayer):
+    """Fails once when it is asked to take `fail_on`."""
+
+    fail_on: str | None = None
+
+    def bind(self, variant: str, tensors: TensorMap) -> None:
+        if variant == self.fail_on:
+            self.fail_on = None
+            raise RuntimeError("no luck")
+        super().bind(variant, tensors)
+
+
+@pytest.fixture
+def system() -> SmallSystem:
+    return SmallSystem(layer_type=FailingLayer)
+
+
+def test_a_failed_downshift_leaves_every_weight_as_it_was(system: SmallSystem) -> None:
+    system.layers[2].fail_on = "half"
+    outcome = system.executor.move(3, system.tables, lambda: 0)
+    assert outcome.result == "rolled_back"
+    assert "no luck" in str(outcome.error)
+    assert [layer.variant for layer in system.layers] == [FULL] * 4
+    assert system.allocator.size == 24
+    system.check()
+    assert system.executor.move(3, system.tables, lambda: 0).result == "completed"
+    system.check()
+
+
+def test_a_failed_second_step_goes_back_to_the_first_variant(system: SmallSystem) -> None:
+    system.executor.move(3, system.tables, lambda: 0)
+    system.layers[3].fail_on = "quarter"
+    assert system.executor.move(4, system.tables, lambda: 0).result == "rolled_back"
+    assert {layer.variant for layer in system.layers} == {"half"}
+    system.check()
+
+
+def test_a_failed_restore_is_tried_again_and_ends_bit_for_bit(system: SmallSystem) -> None:
+    system.executor.move(3, system.tables, lambda: 0)
+    system.layers[1].fail_on = FULL
+    assert system.executor.move(0, system.tables, lambda: 0).result == "started"
+    results = []
+    while system.executor.restoring:
+        outcome = system.executor.advance()
+        system.check()
+        if outcome is not None:
+            results.append(outcome.result)
+    assert results == ["rolled_back", "completed"]
+    assert [layer.variant for layer in system.layers] == [FULL] * 4
+
+
+def test_an_emergency_during_a_restore_lends_again(system: SmallSystem) -> None:
+    executor = system.executor
+    executor.move(4, system.tables, lambda: 0)
+    executor.move(0, system.tables, lambda: 0)
+    executor.advance()
+    assert executor.restoring
+    assert executor.move(2, system.tables, lambda: 0).lent == executor_pages(system, 2)
+    system.check()
+    while executor.restoring:
+        executor.advance()
+        system.check()
+    assert executor.level == 2
+
+
+def executor_pages(system: SmallSystem, depth: int) -> int:
+    return sum(len(r) for r in system.backend.lendable(depth))
+
+
+def test_a_restore_that_does_not_fit_changes_nothing(system: SmallSystem) -> None:
+    system.executor.move(3, system.tables, lambda: 0)
+    for token in range(3, 8):
+        assert system.admit([token] * 10)
+    pages = system.allocator.free_pages.clone()
+    outcome = system.executor.move(0, system.tables, lambda: 0)
+    assert outcome.result == "deferred"
+    assert torch.equal(system.allocator.free_pages, pages)
+    system.check()
+
+
+def test_the_growth_reserve_defers_a_restore(system: SmallSystem) -> None:
+    system.executor.move(1, system.tables, lambda: 0)
+    assert system.executor.move(0, system.tables, lambda: 25).result == "deferred"
+    assert system.executor.move(0, system.tables, lambda: 24).result == "started"
+
+
+def test_bytes_by_owner_add_up_to_the_arena(system: SmallSystem) -> None:
+    for level in (0, 2, 4):
+        if level:
+            system.executor.move(level, system.tables, lambda: 0)
+        report = system.backend.report()
+        owners = (report.full_weights, report.variant_weights, report.kv_base, report.kv_lent)
+        assert sum(owners) + report.unused == system.backend.kv_storage.nbytes
+        assert report.kv_lent == system.allocator.lent_size * PAGE_BYTES
+
+
+def test_a_step_that_frees_nothing_is_refused() -> None:
+    class Growing(ToyLayer):
+        def variant_tensors(self, variant: str, full: TensorMap) -> TensorMap:
+            return {"codes": torch.zeros(4000, dtype=torch.uint8)}
+
+    with pytest.raises(BackendError, match="no smaller in half than in full"):
+        SmallSystem(layer_type=Growing)
+
+
+def test_lent_pages_are_cleared(system: SmallSystem) -> None:
+    system.executor.move(1, system.tables, lambda: 0)
+    for r in system.allocator.lent:
+        assert isinstance(r, PageRange)
+        raw = system.backend.kv_storage.view(-1, PAGE_BYTES)[r.start : r.stop]
+        assert not raw.any()
