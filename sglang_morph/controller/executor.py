@@ -1,0 +1,163 @@
+"""The executor: carries out level changes, and keeps weights, pages and capacity in step.
+
+Two numbers are the whole state. `backend.depth` is how many plan steps the weights are in.
+`lent_depth` is the depth whose tails the KV pool holds; it never exceeds `backend.depth`, because
+pages are lent after their layer shrank and withdrawn before it grows. They differ only while a
+restore is bringing layers back, a few at each scheduler step.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from memory_backends.base import BackendError, MemoryBackend, PageRange
+from memory_backends.kv_pool import ElasticMHATokenToKVPool
+from memory_backends.pages import count, subtract
+from memory_backends.token_pool import ElasticTokenToKVPoolAllocator
+from sglang_morph.controller.monitor import TransitionResult
+from sglang_morph.controller.reclaim import DoesNotFit, PageTables, held_pages, reclaim
+from sglang_morph.precision.plan import PrecisionPlan
+
+RESTORE_BUDGET_S = 0.01
+"""Time a scheduler step may spend on bringing layers back; at least one layer is done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a transition went; `started` means that a restore is under way."""
+
+    source: int
+    target: int
+    result: TransitionResult
+    lent: int = 0
+    withdrawn: int = 0
+    migrated: int = 0
+    evicted: int = 0
+    duration_s: float = 0.0
+    error: str | None = None
+
+
+class Executor:
+    """One per scheduler. `publish(pages)` tells SGLang the live capacity; `order()` puts the device
+    work that follows behind the forward in flight (the next forward waits for it anyway)."""
+
+    def __init__(
+        self,
+        backend: MemoryBackend,
+        plan: PrecisionPlan,
+        allocator: ElasticTokenToKVPoolAllocator,
+        pool: ElasticMHATokenToKVPool,
+        publish: Callable[[int], None],
+        order: Callable[[], None],
+        restore_budget_s: float = RESTORE_BUDGET_S,
+    ) -> None:
+        self._backend = backend
+        self._levels = plan.levels
+        self._allocator = allocator
+        self._pool = pool
+        self._publish = publish
+        self._order = order
+        self._restore_budget_s = restore_budget_s
+        self._lent_depth = backend.depth
+        self._restore_began = 0.0
+        self._restore_source = 0
+
+    @property
+    def level(self) -> int:
+        """The lowest level that covers every step applied; while restoring, the level left."""
+        return next(k for k, depth in enumerate(self._levels) if depth >= self._backend.depth)
+
+    @property
+    def restoring(self) -> bool:
+        return self._lent_depth != self._backend.depth
+
+    @property
+    def target_level(self) -> int:
+        """Where the weights are going; equals `level` unless a restore is under way."""
+        return self._levels.index(self._lent_depth)
+
+    def gain(self, level: int) -> int:
+        """Pages that moving up to `level` would add to the KV pool now."""
+        return count(self._to_lend(self._levels[level]))
+
+    def move(
+        self, target: int, tables: Callable[[], PageTables], reserve: Callable[[], int]
+    ) -> Outcome:
+        """Go to level `target`. `reserve`: pages that admitted requests will still grow by.
+
+        Both are called only for a restore.
+        """
+        if target > self.target_level:
+            return self._lower(target)
+        return self._start_restore(target, tables(), reserve())
+
+    def advance(self) -> Outcome | None:
+        """Bring some layers back, if a restore is under way; its outcome once it has ended."""
+        if not self.restoring or not self._backend.ready(self._lent_depth):
+            return None
+        source, target = self._restore_source, self.target_level
+        deadline = time.perf_counter() + self._restore_budget_s
+        try:
+            self._order()
+            while self._backend.depth > self._lent_depth:
+                self._backend.restore(self._backend.depth - 1)
+                if time.perf_counter() >= deadline:
+                    break
+        except BackendError as error:
+            # The pages stay withdrawn; the next step tries again from the same depth.
+            return Outcome(source, target, "rolled_back", error=str(error))
+        if self._backend.depth > self._lent_depth:
+            return None
+        return Outcome(
+            source, target, "completed", duration_s=time.perf_counter() - self._restore_began
+        )
+
+    def _to_lend(self, depth: int) -> list[PageRange]:
+        return subtract(self._backend.lendable(depth), self._allocator.lent)
+
+    def _lower(self, target: int) -> Outcome:
+        began, source, depth = time.perf_counter(), self.level, self._levels[target]
+        try:
+            self._order()
+            if depth > self._backend.depth:
+                self._backend.lower(depth)
+        except BackendError as error:
+            return Outcome(source, target, "rolled_back", error=str(error))
+        pages = self._to_lend(depth)
+        self._pool.zero_pages(pages)
+        self._allocator.lend(pages)
+        self._lent_depth = depth
+        self._publish(self._allocator.size)
+        return Outcome(
+            source,
+            target,
+            "completed",
+            lent=count(pages),
+            duration_s=time.perf_counter() - began,
+        )
+
+    def _start_restore(self, target: int, tables: PageTables, reserve: int) -> Outcome:
+        began, source, depth = time.perf_counter(), self.level, self._levels[target]
+        pages = subtract(self._allocator.lent, self._backend.lendable(depth))
+        if held_pages(tables) + reserve > self._allocator.size - count(pages):
+            return Outcome(source, target, "deferred", error="requests in flight would not fit")
+        try:
+            self._order()
+            done = reclaim(pages, tables)
+        except DoesNotFit as error:
+            return Outcome(source, target, "deferred", error=str(error))
+        self._lent_depth = depth
+        self._restore_began, self._restore_source = began, source
+        self._publish(self._allocator.size)
+        self._backend.prepare(depth)
+        return Outcome(
+            source,
+            target,
+            "started",
+            withdrawn=done.withdrawn,
+            migrated=done.migrated,
+            evicted=done.evicted,
+            duration_s=time.perf_counter() - began,
+        )

@@ -1,0 +1,39 @@
+"""The policy interface: signals in, a target level out. Plain Python, replayable on recordings."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from sglang_morph.controller.signals import Signals
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Go to `target` level because of `reason` (short, for the event log)."""
+
+    target: int
+    reason: str
+
+
+class Policy(ABC):
+    """Decides the precision level. `observe` is called once per tick, in order of time."""
+
+    name: ClassVar[str]
+    relieves: ClassVar[bool] = True
+    """Whether precision may fall in place of a retraction, without asking `observe`."""
+    max_level: int
+    """Highest level it may choose."""
+
+    @abstractmethod
+    def observe(self, signals: Signals) -> Decision | None:
+        """Take note of `signals`; the level wanted now, or None to stay. Constant time."""
+
+    @abstractmethod
+    def moved(self, now: float, level: int) -> None:
+        """A transition ended at `level` (also one the policy did not ask for). Starts the dwell."""
+
+    @abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """Name and parameters, for `/morph/status` and the event log."""

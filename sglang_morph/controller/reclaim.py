@@ -1,0 +1,148 @@
+"""Take lent pages back in one step: evict what does not fit, migrate the rest, rewrite, withdraw.
+
+Everything that holds a page id is rewritten through one look-up table, so requests keep running
+and the prefix cache stays valid. Either all pages are withdrawn or none (docs/architecture.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+
+from memory_backends.base import PageRange
+from memory_backends.pages import count
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import Req
+    from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
+    from sglang.srt.mem_cache.radix_cache import RadixCache, TreeNode
+
+    from memory_backends.kv_pool import ElasticMHATokenToKVPool
+    from memory_backends.token_pool import ElasticTokenToKVPoolAllocator
+
+
+class DoesNotFit(RuntimeError):
+    """More pages are in use than remain; nothing has changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reclaimed:
+    """Pages withdrawn from the allocator, moved to another page, dropped from the prefix cache."""
+
+    withdrawn: int
+    migrated: int
+    evicted: int
+
+
+@dataclass(frozen=True, slots=True)
+class PageTables:
+    """Everything that holds page ids at the start of a scheduler step."""
+
+    allocator: ElasticTokenToKVPoolAllocator
+    pool: ElasticMHATokenToKVPool
+    tree_cache: RadixCache
+    req_to_token_pool: ReqToTokenPool
+    requests: Sequence[Req]
+    """Requests with KV: running, prefilled but not merged yet, and the chunked one."""
+    chunked: Req | None
+
+
+def held_pages(tables: PageTables) -> int:
+    """Pages that a request holds; cached prefixes nobody uses are not counted."""
+    allocator = tables.allocator
+    return allocator.size - allocator.available_size() - tables.tree_cache.evictable_size()
+
+
+def reclaim(ranges: Sequence[PageRange], tables: PageTables) -> Reclaimed:
+    """Withdraw the lent pages `ranges`. Raises `DoesNotFit` before anything has changed.
+
+    Cached prefixes are evicted by SGLang's own order, and only as many as do not fit; the others
+    migrate. Copies are enqueued on the current stream.
+    """
+    allocator = tables.allocator
+    remaining = allocator.size - count(ranges)
+    held = held_pages(tables)
+    if held > remaining:
+        raise DoesNotFit(f"requests hold {held} pages, {remaining} would remain")
+
+    surplus = allocator.size - allocator.available_size() - remaining
+    evicted = 0
+    if surplus > 0:
+        evicted = tables.tree_cache.evict(EvictParams(num_tokens=surplus)).num_tokens_evicted
+
+    source = allocator.used_in(ranges)
+    migrate(source, allocator.free_outside(ranges, len(source)), tables)
+    allocator.withdraw(ranges)
+    return Reclaimed(withdrawn=count(ranges), migrated=len(source), evicted=evicted)
+
+
+def migrate(source: torch.Tensor, target: torch.Tensor, tables: PageTables) -> None:
+    """Move the pages `source` (in use) to `target` (free), int64, and rewrite every page table.
+
+    Whatever can fail comes first: the copy goes to free pages and the new ids to new tensors, so
+    until the first assignment nothing has changed.
+    """
+    if len(source) != len(target):
+        raise DoesNotFit(f"{len(source)} pages to move, {len(target)} free")
+    if not len(source):
+        return
+    tables.pool.copy_pages(target, source)
+    new_id = torch.arange(tables.pool.size + 1, dtype=torch.int64, device=source.device)
+    new_id[source] = target
+    rows, ids = _request_ids(tables, new_id)
+    nodes = list(_nodes(tables.tree_cache.root_node))
+    values = _node_values(nodes, new_id)
+
+    tables.allocator.exchange(taken=target, returned=source)
+    tables.req_to_token_pool.req_to_token[rows, : ids.shape[1]] = ids
+    for node, value in zip(nodes, values, strict=True):
+        node.value = value
+    if tables.chunked is not None:
+        tables.chunked.prefix_indices = new_id[tables.chunked.prefix_indices.long()]
+
+
+def requests_with_kv(batches: Iterable[Iterable[Req]]) -> list[Req]:
+    """The requests in `batches` that hold KV, each once."""
+    found = {
+        id(req): req
+        for batch in batches
+        for req in batch
+        if req.req_pool_idx is not None and req.kv is not None
+    }
+    return list(found.values())
+
+
+def _request_ids(tables: PageTables, new_id: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Row numbers of all requests, and their new page ids `[requests, longest]`.
+
+    Entries behind a row's allocated length are stale and are written before they are read, so it
+    does no harm to map them too; one gather serves all rows.
+    """
+    table = tables.req_to_token_pool.req_to_token
+    rows = torch.tensor(
+        [req.req_pool_idx for req in tables.requests], dtype=torch.int64, device=table.device
+    )
+    width = max((req.kv.kv_allocated_len for req in tables.requests), default=0)
+    return rows, new_id[table[rows, :width].long()].to(table.dtype)
+
+
+def _node_values(nodes: Sequence[TreeNode], new_id: torch.Tensor) -> list[torch.Tensor]:
+    """The nodes' new page ids. Cloned: a view would keep every other node's ids alive."""
+    if not nodes:
+        return []
+    ids = new_id[torch.cat([node.value for node in nodes])]
+    return [value.clone() for value in ids.split([len(node.value) for node in nodes])]
+
+
+def _nodes(root: TreeNode) -> Iterable[TreeNode]:
+    """All nodes below `root` that hold KV."""
+    pending = list(root.children.values())
+    while pending:
+        node = pending.pop()
+        if node.value is not None:
+            yield node
+        pending.extend(node.children.values())

@@ -1,0 +1,36 @@
+"""Names of policies. A third party registers its own with `register_policy`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sglang_morph.controller.manual import ManualPolicy
+from sglang_morph.controller.policy import Policy
+from sglang_morph.controller.threshold import ThresholdPolicy
+from sglang_morph.options import MorphOptions
+
+PolicyFactory = Callable[[MorphOptions, int], Policy]
+"""A `Policy` subclass, or anything else that makes a policy from the options and the top level."""
+
+POLICIES: dict[str, PolicyFactory] = {
+    ManualPolicy.name: ManualPolicy,
+    ThresholdPolicy.name: ThresholdPolicy,
+}
+
+
+def register_policy(name: str, factory: PolicyFactory) -> None:
+    """Make `factory` available as `--morph-policy name`."""
+    if name in POLICIES:
+        raise ValueError(f"policy {name!r} is registered already")
+    POLICIES[name] = factory
+
+
+def create_policy(options: MorphOptions, top_level: int) -> Policy:
+    """The policy that `options` names, for a plan whose last level is `top_level`.
+
+    Raises ValueError for an unknown name and for options the policy rejects.
+    """
+    factory = POLICIES.get(options.policy)
+    if factory is None:
+        raise ValueError(f"unknown policy {options.policy!r}: give one of {', '.join(POLICIES)}")
+    return factory(options, top_level)

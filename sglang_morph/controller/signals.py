@@ -1,0 +1,40 @@
+"""What the controller sees of the scheduler in one tick. Plain numbers: no torch, no SGLang."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Signals:
+    """One reading of the scheduler. Pages equal tokens at page size 1."""
+
+    now: float
+    """Monotonic seconds."""
+    base_pages: int
+    """KV pages that always exist (page 0 not counted)."""
+    capacity_pages: int
+    """KV pages that exist now: base plus lent."""
+    free_pages: int
+    evictable_pages: int
+    """Cached prefix pages no request holds."""
+    running: int
+    """Requests in the decode batch."""
+    waiting: int
+    """Requests in the waiting queue."""
+    oldest_wait_s: float
+    """Age of the request at the head of the queue, seconds; 0 when none waits."""
+    admission_blocked: bool
+    """A request waits and SGLang found no room for it."""
+    level: int
+    """Precision level now (index into the plan's levels)."""
+
+    @property
+    def used_pages(self) -> int:
+        """Pages some request holds: neither free nor merely cached."""
+        return self.capacity_pages - self.free_pages - self.evictable_pages
+
+    @property
+    def pressure(self) -> float:
+        """`used_pages` over *base* pages: comparable across levels, above 1 only while lent."""
+        return self.used_pages / self.base_pages
