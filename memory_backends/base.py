@@ -30,6 +30,26 @@ class MorphableLayer(Protocol):
     def variant_tensors(self, variant: str, full: TensorMap) -> TensorMap:
         """Kernel-ready tensors of `variant`, made from `full` (host), by name, in slab order."""
 
+    def is_derived(self, variant: str) -> bool:
+        """Whether `derive` can make it on the device from the full weights."""
+
+    def is_lossless(self, variant: str) -> bool:
+        """Whether `rebuild` can make the full weights from it; only derived variants are."""
+
+    def derived_like(self, variant: str) -> TensorMap:
+        """Names, shapes and dtypes of a derived variant's tensors (meta), in slab order."""
+
+    def derive(self, variant: str, full: TensorMap, out: TensorMap) -> None:
+        """Compute the variant's tensors into `out`, on the device, on the current stream."""
+
+    def residual_tensors(self, variant: str, full: TensorMap) -> TensorMap:
+        """What `rebuild` needs besides a lossless variant's tensors, by name."""
+
+    def rebuild(
+        self, variant: str, tensors: TensorMap, residual: TensorMap, out: TensorMap
+    ) -> None:
+        """Compute the full weights, bit for bit, into `out`, on the current stream."""
+
     def bind(self, variant: str, tensors: TensorMap) -> None:
         """Compute with `variant`, reading `tensors` (views of the slab), from the next forward on.
 

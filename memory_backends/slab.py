@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from memory_backends.base import TensorMap
+from memory_backends.base import BackendError, TensorMap
 
 ALIGNMENT = 256
 """Every tensor starts at a multiple of this; below it GEMM libraries pick other kernels."""
@@ -55,6 +55,19 @@ class Layout:
         }
 
 
+def pin(data: torch.Tensor) -> None:
+    """Page-lock the memory of `data` for as long as the process lives.
+
+    Not through torch, which rounds page-locked memory up to powers of two.
+    """
+    error = torch.cuda.cudart().cudaHostRegister(data.data_ptr(), data.nbytes, 0)
+    if error != torch.cuda.cudart().cudaError.success:
+        raise BackendError(
+            f"{data.nbytes} bytes of host memory cannot be page-locked ({error}); "
+            "raise the memory limit of this process or container"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Image:
     """The bytes of one layer in one variant, in host memory, ready to be copied over its slab."""
@@ -66,7 +79,9 @@ class Image:
     def pack(cls, tensors: TensorMap, *, pinned: bool) -> Image:
         """Copy `tensors` (any device) into new host memory, page-locked where `pinned`."""
         layout = Layout.of(tensors)
-        data = torch.zeros(layout.nbytes, dtype=torch.uint8, pin_memory=pinned)
+        data = torch.zeros(layout.nbytes, dtype=torch.uint8)
+        if pinned:
+            pin(data)
         for name, view in layout.views(data).items():
             view.copy_(tensors[name])
         return cls(layout, data)

@@ -174,6 +174,10 @@ class Controller:
             error=outcome.error,
         )
         self._log.transition(record)
+        if outcome.result in ("started", "completed"):
+            # The next tick may be seconds away, behind a long prefill.
+            now = read_signals(self._scheduler, self.executor.level)
+            self._log.signals(now, self._backend.report, at_once=True)
         if self._metrics:
             self._metrics.transition(record)
         if outcome.result == "rolled_back":

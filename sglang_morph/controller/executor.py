@@ -3,7 +3,8 @@
 Two numbers are the whole state. `backend.depth` is how many plan steps the weights are in.
 `lent_depth` is the depth whose tails the KV pool holds; it never exceeds `backend.depth`, because
 pages are lent after their layer shrank and withdrawn before it grows. They differ only while a
-restore is bringing layers back, a few at each scheduler step.
+restore is bringing layers back, one level at a scheduler step: between levels there is no CUDA
+graph to decode with.
 """
 
 from __future__ import annotations
@@ -19,9 +20,6 @@ from memory_backends.token_pool import ElasticTokenToKVPoolAllocator
 from sglang_morph.controller.monitor import TransitionResult
 from sglang_morph.controller.reclaim import DoesNotFit, PageTables, held_pages, reclaim
 from sglang_morph.precision.plan import PrecisionPlan
-
-RESTORE_BUDGET_S = 0.01
-"""Time a scheduler step may spend on bringing layers back; at least one layer is done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +49,6 @@ class Executor:
         pool: ElasticMHATokenToKVPool,
         publish: Callable[[int], None],
         order: Callable[[], None],
-        restore_budget_s: float = RESTORE_BUDGET_S,
     ) -> None:
         self._backend = backend
         self._levels = plan.levels
@@ -59,7 +56,6 @@ class Executor:
         self._pool = pool
         self._publish = publish
         self._order = order
-        self._restore_budget_s = restore_budget_s
         self._lent_depth = backend.depth
         self._restore_began = 0.0
         self._restore_source = 0
@@ -94,17 +90,17 @@ class Executor:
         return self._start_restore(target, tables(), reserve())
 
     def advance(self) -> Outcome | None:
-        """Bring some layers back, if a restore is under way; its outcome once it has ended."""
-        if not self.restoring or not self._backend.ready(self._lent_depth):
+        """Bring back one level's layers, if a restore is under way and their weights are at hand.
+
+        The outcome once it has ended or failed, else None.
+        """
+        next_depth = max((d for d in self._levels if d < self._backend.depth), default=0)
+        if not self.restoring or not self._backend.ready(next_depth):
             return None
         source, target = self._restore_source, self.target_level
-        deadline = time.perf_counter() + self._restore_budget_s
         try:
             self._order()
-            while self._backend.depth > self._lent_depth:
-                self._backend.restore(self._backend.depth - 1)
-                if time.perf_counter() >= deadline:
-                    break
+            self._backend.restore(next_depth)
         except BackendError as error:
             # The pages stay withdrawn; the next step tries again from the same depth.
             return Outcome(source, target, "rolled_back", error=str(error))
@@ -123,6 +119,9 @@ class Executor:
             self._order()
             if depth > self._backend.depth:
                 self._backend.lower(depth)
+            else:
+                # A restore under way stops short: its uploads must not reach tails lent again.
+                self._backend.prepare(depth)
         except BackendError as error:
             return Outcome(source, target, "rolled_back", error=str(error))
         pages = self._to_lend(depth)

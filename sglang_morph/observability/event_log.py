@@ -113,9 +113,11 @@ class EventLog:
             maximum_pages=maximum_pages,
         )
 
-    def signals(self, signals: Signals, report: Callable[[], MemoryReport]) -> None:
-        """Write a sample if one is due; only then is `report` called."""
-        if self.path is None or not self._is_due(signals.now):
+    def signals(
+        self, signals: Signals, report: Callable[[], MemoryReport], *, at_once: bool = False
+    ) -> None:
+        """Write a sample if one is due, or `at_once`; only then is `report` called."""
+        if self.path is None or not (self._is_due(signals.now) or at_once):
             return
         now = time.time()
         values = {"t": now, **signal_values(signals), "bytes": asdict(report())}

@@ -4,7 +4,12 @@ import pytest
 import torch
 
 from memory_backends.base import FULL, BackendError, PageRange, TensorMap
-from tests.sglang_morph.controller.small_system import PAGE_BYTES, SmallSystem, ToyLayer
+from tests.sglang_morph.controller.small_system import (
+    PAGE_BYTES,
+    NestedToyLayer,
+    SmallSystem,
+    ToyLayer,
+)
 
 
 class FailingLayer(ToyLayer):
@@ -118,3 +123,27 @@ def test_lent_pages_are_cleared(system: SmallSystem) -> None:
         assert isinstance(r, PageRange)
         raw = system.backend.kv_storage.view(-1, PAGE_BYTES)[r.start : r.stop]
         assert not raw.any()
+
+
+def test_a_lossless_variant_needs_only_its_residual_on_the_host() -> None:
+    system = SmallSystem(layer_type=NestedToyLayer)
+    full = sum(len(layer.original) for layer in system.layers)
+    assert full / 2 <= system.backend.report().host_backup < full
+    system.executor.move(3, system.tables, lambda: 0)
+    system.check()
+    system.executor.move(0, system.tables, lambda: 0)
+    while system.executor.restoring:
+        system.executor.advance()
+    system.check()
+
+
+def test_lending_again_stops_the_uploads_of_a_restore() -> None:
+    """They go into the tails, which belong to requests again."""
+    system = SmallSystem(layer_type=NestedToyLayer)
+    system.executor.move(3, system.tables, lambda: 0)
+    system.executor.move(0, system.tables, lambda: 0)
+    system.executor.move(3, system.tables, lambda: 0)
+    for token in range(3, 10):
+        assert system.admit([token] * 12)
+    system.executor.advance()
+    system.check()

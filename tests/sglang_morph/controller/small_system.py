@@ -47,6 +47,12 @@ class ToyLayer:
     def variant_tensors(self, variant: str, full: TensorMap) -> TensorMap:
         return {"codes": self.expected(variant)}
 
+    def is_derived(self, variant: str) -> bool:
+        return False
+
+    def is_lossless(self, variant: str) -> bool:
+        return False
+
     def bind(self, variant: str, tensors: TensorMap) -> None:
         self.variant, self.bound = variant, tensors
 
@@ -55,6 +61,34 @@ class ToyLayer:
         if variant == FULL:
             return self.original
         return self.original[: len(self.original) // SHRINK[variant]] ^ SHRINK[variant]
+
+
+class NestedToyLayer(ToyLayer):
+    """`half` is derived and lossless: every other byte; the rest is the residual."""
+
+    def is_derived(self, variant: str) -> bool:
+        return variant == "half"
+
+    def is_lossless(self, variant: str) -> bool:
+        return variant == "half"
+
+    def derived_like(self, variant: str) -> TensorMap:
+        return {"codes": self.original[::2].to("meta")}
+
+    def derive(self, variant: str, full: TensorMap, out: TensorMap) -> None:
+        out["codes"].copy_(full["weight"][::2])
+
+    def residual_tensors(self, variant: str, full: TensorMap) -> TensorMap:
+        return {"rest": full["weight"][1::2]}
+
+    def rebuild(
+        self, variant: str, tensors: TensorMap, residual: TensorMap, out: TensorMap
+    ) -> None:
+        out["weight"][::2] = tensors["codes"]
+        out["weight"][1::2] = residual["rest"]
+
+    def expected(self, variant: str) -> torch.Tensor:
+        return self.original[::2] if variant == "half" else super().expected(variant)
 
 
 class SmallSystem:
@@ -97,13 +131,7 @@ class SmallSystem:
         self.published = base
         plan = SimpleNamespace(levels=(0, 1, 2, layers, 2 * layers))
         self.executor = Executor(
-            self.backend,
-            plan,
-            self.allocator,
-            self.pool,
-            self._publish,
-            lambda: None,
-            restore_budget_s=0.0,  # one layer a step, so that every half-way state is seen
+            self.backend, plan, self.allocator, self.pool, self._publish, lambda: None
         )
         self.top_level = len(plan.levels) - 1
         self.requests: list[Req] = []

@@ -5,20 +5,33 @@ from __future__ import annotations
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
 from memory_backends.base import FULL
-from tests.sglang_morph.controller.small_system import CONTEXT, SmallSystem
+from tests.sglang_morph.controller.small_system import (
+    CONTEXT,
+    NestedToyLayer,
+    SmallSystem,
+    ToyLayer,
+)
 
 # Few different tokens, so that prefixes are shared and radix nodes split.
 tokens = st.lists(st.integers(1, 2), min_size=2, max_size=12)
 
 
 class MemoryMachine(RuleBasedStateMachine):
-    def __init__(self) -> None:
-        super().__init__()
-        self.system = SmallSystem()
+    system: SmallSystem
+
+    @initialize(layer_type=st.sampled_from([ToyLayer, NestedToyLayer]))
+    def build(self, layer_type: type[ToyLayer]) -> None:
+        self.system = SmallSystem(layer_type=layer_type)
 
     @rule(tokens=tokens)
     def admit(self, tokens: list[int]) -> None:
