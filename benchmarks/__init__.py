@@ -1,0 +1,1 @@
+"""Measurements: harnesses, kernels, and the numbers the project stands by."""

@@ -1,0 +1,44 @@
+import pytest
+
+from benchmarks.readme_table import BEGIN, END, README, results_section, write_section
+from tests.benchmarks.test_acceptance import row
+
+ROWS = [
+    row("ci/time", 200, unit="s", command=".ci/run"),
+    row("demo/layer_swap/completed", 42, unit="requests"),
+    row("demo/layer_swap/lowest_capacity", 1280),
+    row("demo/layer_swap/peak_capacity", 7000),
+    row("demo/layer_swap/weights_identical", True),
+    row("demo/static/completed", 42, unit="requests"),
+]
+
+
+def test_demo_rows_are_compared_side_by_side_and_the_rest_is_listed():
+    lines = results_section(ROWS).splitlines()
+    assert "|  | static | layer_swap |" in lines
+    assert "| requests completed | 42 | 42 |" in lines
+    assert "| KV capacity, lowest / peak (tokens) |  | 1,280 / 7,000 |" in lines
+    assert "| weights identical afterwards |  | yes |" in lines
+    assert not any(line.startswith("| retractions") for line in lines)
+    assert "| ci/time | 200 s | < 2 | `.ci/run` |" in lines
+    assert any("`make demo`" in line and "abc123" in line for line in lines)
+
+
+def test_only_what_stands_between_the_markers_changes(tmp_path):
+    readme = tmp_path / "README.md"
+    readme.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    for _ in range(2):
+        write_section(readme, "new")
+        assert readme.read_text() == f"before\n{BEGIN}\n\nnew\n\n{END}\nafter\n"
+
+
+def test_a_readme_without_markers_is_left_alone(tmp_path):
+    readme = tmp_path / "README.md"
+    readme.write_text("hello")
+    with pytest.raises(ValueError, match="lacks the markers"):
+        write_section(readme, "new")
+    assert readme.read_text() == "hello"
+
+
+def test_the_project_s_readme_has_the_markers():
+    assert BEGIN in README.read_text() and END in README.read_text()
