@@ -1,0 +1,1 @@
+"""Every change that is made to SGLang: one module per seam, each with a ledger entry."""

@@ -1,0 +1,50 @@
+"""All patches, in the order in which a server meets them."""
+
+from __future__ import annotations
+
+from patches import (
+    allocator,
+    argument_defaults,
+    attach,
+    communicator,
+    control,
+    cuda_graphs,
+    guards,
+    kv_budget,
+    kv_pool,
+    requests,
+    retract,
+    server_start,
+    status,
+    tick,
+    weights,
+)
+from patches.ledger import Patch
+
+ENTRY_POINT_PATCHES: tuple[Patch, ...] = (
+    argument_defaults.PATCH,
+    server_start.PATCH,
+)
+"""Needed only under SGLang's own entry points, which know nothing of `MorphServerArgs`."""
+
+SERVER_PATCHES: tuple[Patch, ...] = (
+    communicator.PATCH,
+    *(patch for patch in guards.PATCHES if patch.process == "server"),
+)
+
+SCHEDULER_PATCHES: tuple[Patch, ...] = (
+    weights.PATCH,
+    kv_budget.PATCH,
+    kv_pool.PATCH,
+    allocator.PATCH,
+    *cuda_graphs.PATCHES,
+    attach.PATCH,
+    tick.PATCH,
+    retract.PATCH,
+    *requests.PATCHES,
+    control.PATCH,
+    status.PATCH,
+    *(patch for patch in guards.PATCHES if patch.process == "scheduler"),
+)
+
+ALL_PATCHES: tuple[Patch, ...] = ENTRY_POINT_PATCHES + SERVER_PATCHES + SCHEDULER_PATCHES

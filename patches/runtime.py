@@ -1,0 +1,78 @@
+"""What the hooks need of the runtime. The runtime is injected; patches never import it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar, Protocol
+
+
+class SchedulerRuntime(Protocol):
+    """Called in the scheduler process, always from the scheduler's own thread.
+
+    The order at start is that of the methods: `adopt_weights`, `kv_budget`, `kv_pool_class`,
+    `build_allocator`, `attach`.
+    """
+
+    control_request_type: ClassVar[type]
+    """Type of the messages that `handle_control` takes."""
+
+    def adopt_weights(self, model_runner: Any) -> None:
+        """Weights are loaded: back them up and release the morphable layers' memory."""
+
+    def kv_budget(self, available_bytes: int) -> int:
+        """Bytes of `available_bytes` (SGLang's own figure) that may hold base KV pages."""
+
+    def kv_pool_class(self, configurator: Any, max_total_num_tokens: int) -> Callable[..., Any]:
+        """Lay out memory for that many base tokens; makes an `MHATokenToKVPool` that views it.
+
+        `configurator`: SGLang's `KVCacheConfigurator`.
+        """
+
+    def build_allocator(
+        self, size: int, dtype: Any, device: str, kvcache: Any, need_sort: bool
+    ) -> Any:
+        """The `BaseTokenToKVPoolAllocator` over the pool. `size`: base tokens."""
+
+    def decode_graph_runner(self, runner_class: type) -> type:
+        """The class to capture and replay decode graphs with, made from SGLang's."""
+
+    def at_full_precision(self) -> bool:
+        """Whether every weight is at full precision now."""
+
+    def attach(self, scheduler: Any) -> None:
+        """The scheduler is complete; its event loop starts next."""
+
+    def tick(self, scheduler: Any, running_batch: Any, last_batch: Any) -> None:
+        """A step boundary, before SGLang plans the next batch."""
+
+    def request_queued(self, req: Any, is_retracted: bool) -> None:
+        """A request entered the waiting queue, for the first time or after a retraction."""
+
+    def request_released(self, req: Any) -> None:
+        """A request gave its KV back: it has finished, or was aborted or retracted."""
+
+    def relieve(self, batch: Any) -> bool:
+        """The next decode step does not fit: make room at once. True if capacity has grown."""
+
+    def handle_control(self, request: Any) -> Any:
+        """Answer a `control_request_type`; the reply goes back to the server process."""
+
+    def status(self) -> dict[str, Any]:
+        """Level, capacity, bytes by owner... Plain values that serialise."""
+
+
+class ServerRuntime(Protocol):
+    """Called in the server process (tokenizer manager and HTTP)."""
+
+    control_reply_type: ClassVar[type]
+    """Type of the messages that answer a control request."""
+
+
+class EntryPointRuntime(ServerRuntime, Protocol):
+    """Called in addition where SGLang's own entry points, with stock arguments, are used."""
+
+    def fill_defaults(self, server_args: Any) -> None:
+        """Before the arguments are resolved: fill in what the user left open."""
+
+    def before_start(self, server_args: Any) -> None:
+        """The arguments are resolved, no process is started yet. Raises to refuse them."""
