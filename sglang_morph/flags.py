@@ -1,0 +1,222 @@
+"""The flags behind `MorphOptions`: declared once, for the launcher and for the environment."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, NoReturn
+
+from sglang_morph.controller.policy_options import PolicyOptions
+from sglang_morph.options import MorphOptions
+from sglang_morph.refusals import MorphRefusal
+
+ENVIRONMENT = "SGLANG_MORPH"
+"""Flags of this module in one shell-quoted string, for SGLang's own entry points."""
+
+DEFAULTS = MorphOptions()
+
+
+_POLICY_DEFAULTS = {
+    field.name
+    for field in fields(PolicyOptions)
+    if field.name not in ("max_level", "two_mode_solution")
+}
+"""Options whose default is up to the policy and its mode."""
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """The flag of one field of `MorphOptions`."""
+
+    field: str
+    parse: Callable[[str], Any]
+    metavar: str
+    help: str
+
+    @property
+    def dest(self) -> str:
+        """Its name in `MorphServerArgs`."""
+        return self.field if self.field == "memory_backend" else f"morph_{self.field}"
+
+    @property
+    def name(self) -> str:
+        return "--" + self.dest.replace("_", "-")
+
+    @property
+    def default(self) -> Any:
+        return getattr(DEFAULTS, self.field)
+
+
+FLAGS: tuple[Flag, ...] = (
+    Flag(
+        "memory_backend",
+        str,
+        "NAME",
+        "Who owns the memory of weights and KV cache: static (stock SGLang, nothing moves) or "
+        "layer_swap (decoder layers give up bytes by taking smaller variants in place).",
+    ),
+    Flag(
+        "policy",
+        str,
+        "NAME",
+        "Who decides on the precision level: threshold (memory pressure), slo (latency targets and "
+        "a quality budget), two_mode (full or lowest, by solved thresholds) or manual (the "
+        "operator, by POST /morph/level).",
+    ),
+    Flag(
+        "variants",
+        _names,
+        "A,B",
+        "Variants a layer passes through, largest first, such as int8,int4. None given: the "
+        "device's default.",
+    ),
+    Flag(
+        "plan", str, "PATH", "Precision plan (JSON). None given: a default plan in --morph-order."
+    ),
+    Flag(
+        "order",
+        str,
+        "ORDER",
+        "Layer order of the default plan: front (first layer first) or back.",
+    ),
+    Flag(
+        "max_level",
+        int,
+        "LEVEL",
+        "Highest precision level the policy may choose. None given: the plan's last.",
+    ),
+    Flag(
+        "enter_pressure",
+        float,
+        "FRACTION",
+        "Precision falls when the KV pages in use, without evictable ones, reach this fraction of "
+        "those that exist.",
+    ),
+    Flag(
+        "leave_pressure",
+        float,
+        "FRACTION",
+        "Precision returns when the KV pages in use fall to this fraction of the base pages.",
+    ),
+    Flag(
+        "enter_queue_delay_s",
+        float,
+        "SECONDS",
+        "Precision falls when the oldest request that finds no room has waited this long.",
+    ),
+    Flag("enter_hold_s", float, "SECONDS", "How long a reason to lower precision must hold."),
+    Flag("leave_hold_s", float, "SECONDS", "How long the reason to restore precision must hold."),
+    Flag("min_dwell_s", float, "SECONDS", "Shortest stay at a level."),
+    Flag(
+        "mode",
+        str,
+        "MODE",
+        "Presets of the threshold policy: accuracy, default or performance. Flags override them.",
+    ),
+    Flag("max_transitions_per_minute", int, "N", "Most level changes in any 60 s, at least 2."),
+    Flag(
+        "lookahead_s",
+        float,
+        "SECONDS",
+        "How far the threshold policy looks ahead along the excess of arriving over served tokens.",
+    ),
+    Flag("ttft_target_s", float, "SECONDS", "slo: time to first token to keep."),
+    Flag("tpot_target_s", float, "SECONDS", "slo: time per output token after the first to keep."),
+    Flag(
+        "slo_percentile",
+        float,
+        "PERCENT",
+        "Percentile at which TTFT and TPOT are reported and compared with their targets.",
+    ),
+    Flag(
+        "quality_budget",
+        float,
+        "FRACTION",
+        "slo: share of time that may pass below full precision; 1 sets no limit.",
+    ),
+    Flag(
+        "quality_burst_s",
+        float,
+        "SECONDS",
+        "slo: seconds below full precision that may be spent ahead of the budget.",
+    ),
+    Flag(
+        "two_mode_solution",
+        str,
+        "PATH",
+        "two_mode: thresholds written by `sglang-morph policy solve`. None given: built-in ones.",
+    ),
+    Flag("event_log", str, "PATH", "Write events to this file, one JSON object a line."),
+    Flag(
+        "sample_interval_s",
+        float,
+        "SECONDS",
+        "Shortest time between two readings of the signals in the event log.",
+    ),
+)
+"""One flag per field of `MorphOptions`."""
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """Bad flags raise `MorphRefusal`: SGLang's usage text would bury a message under pages."""
+
+    def error(self, message: str) -> NoReturn:
+        raise MorphRefusal(f"{message}; see --help for the flags")
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add every flag to `parser`, in a group of their own."""
+    group = parser.add_argument_group("elastic memory (sglang_morph)")
+    for flag in FLAGS:
+        group.add_argument(
+            flag.name,
+            dest=flag.dest,
+            type=flag.parse,
+            default=flag.default,
+            metavar=flag.metavar,
+            help=f"{flag.help} Default: {_shown_default(flag)}.",
+        )
+
+
+def _shown_default(flag: Flag) -> str:
+    if isinstance(flag.default, tuple):
+        return ",".join(flag.default) or "none"
+    if flag.default is not None:
+        return str(flag.default)
+    return "the policy's" if flag.field in _POLICY_DEFAULTS else "none"
+
+
+def options_of(values: object) -> MorphOptions:
+    """`MorphOptions` from an object that has every flag's `dest` as an attribute."""
+    return MorphOptions(**{flag.field: getattr(values, flag.dest) for flag in FLAGS})
+
+
+def parse_options(argv: Sequence[str]) -> MorphOptions:
+    """`MorphOptions` from flags of this module alone. Raises `MorphRefusal` for any other."""
+    parser = OneLineParser(add_help=False, allow_abbrev=False)
+    add_flags(parser)
+    return options_of(parser.parse_args(list(argv)))
+
+
+def options_from_text(text: str) -> MorphOptions:
+    """`MorphOptions` from the value of `ENVIRONMENT`. Raises `MorphRefusal`."""
+    try:
+        return parse_options(shlex.split(text))
+    except ValueError as error:
+        raise MorphRefusal(f"{ENVIRONMENT}: {error}") from error
+
+
+def to_argv(options: MorphOptions) -> list[str]:
+    """The shortest flags that `parse_options` turns into `options`."""
+    argv: list[str] = []
+    for flag in FLAGS:
+        value = getattr(options, flag.field)
+        if value != flag.default:
+            argv += [flag.name, ",".join(value) if isinstance(value, tuple) else str(value)]
+    return argv

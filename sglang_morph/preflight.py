@@ -1,0 +1,161 @@
+"""Whether model and machine can be served elastically, known before weights are loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sglang_morph.host_memory import available_bytes
+from sglang_morph.options import MorphOptions
+from sglang_morph.precision.names import NOMINAL_BITS
+from sglang_morph.precision.plan import ModelIdentity, PrecisionPlan, default_plan
+from sglang_morph.precision.quantizers.registry import create_quantizer
+from sglang_morph.precision.variants.registry import (
+    check_variant,
+    create_variant,
+    default_variants,
+)
+from sglang_morph.refusals import MorphRefusal
+
+ARCHITECTURES = (
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+)
+"""Models whose decoder layers are known: four dense linears over plain multi-head KV."""
+
+_STATIC = "serve it with --memory-backend static"
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class LinearShape:
+    """A morphable linear as SGLang fuses it: weight `[rows, columns]`, the same in every layer."""
+
+    path: str
+    rows: int
+    columns: int
+
+
+def check_model_and_host(server_args: Any, options: MorphOptions) -> None:
+    """Raises `MorphRefusal` unless `options` can work with this model on this host.
+
+    Reads the model's configuration, not its weights.
+    """
+    model_config = server_args.get_model_config()
+    config = model_config.hf_text_config
+    check_architecture(model_config)
+    plan = make_plan(config, options, server_args.device)
+    shapes = list(linear_shapes(config))
+    check_shapes(shapes, plan.variants, server_args.device)
+    needed = host_bytes(shapes, plan, model_config.dtype.itemsize)
+    if server_args.device == "cpu":
+        needed += model_bytes(config, shapes, model_config.dtype.itemsize)
+    check_host_memory(needed, available_bytes())
+
+
+def check_architecture(model_config: Any) -> None:
+    """Raises `MorphRefusal`, saying why, unless the decoder layers are of a known, plain kind."""
+    architecture = (model_config.hf_config.architectures or ["unknown"])[0]
+    if reason := _obstacle(model_config):
+        raise MorphRefusal(f"the layers of {architecture} cannot be morphed: {reason}; {_STATIC}")
+    if architecture not in ARCHITECTURES:
+        raise MorphRefusal(
+            f"the layers of {architecture} have not been tried with an elastic backend; use one "
+            f"of {', '.join(ARCHITECTURES)}, or {_STATIC}"
+        )
+
+
+def _obstacle(model_config: Any) -> str | None:
+    """What in the configuration rules morphing out, whatever the architecture is called."""
+    config = model_config.hf_text_config
+    quantization = getattr(model_config.hf_config, "quantization_config", None)
+    if quantization:
+        method = quantization.get("quant_method") if isinstance(quantization, dict) else None
+        return f"the checkpoint is quantized already ({method or 'quantization_config'})"
+    for key in ("num_experts", "num_local_experts", "n_routed_experts"):
+        if (getattr(config, key, None) or 0) > 1:
+            return f"it is a mixture of experts ({key} is {getattr(config, key)})"
+    if model_config.attention_arch.name != "MHA":
+        return f"its KV cache is {model_config.attention_arch.name}, not plain multi-head"
+    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
+    if kinds and getattr(config, "use_sliding_window", True):
+        return f"it is a hybrid ({', '.join(sorted(kinds))} layers)"
+    if model_config.is_hybrid_swa:
+        return "it is a hybrid (sliding-window layers keep a KV cache of their own)"
+    return None
+
+
+def make_plan(config: Any, options: MorphOptions, device: str) -> PrecisionPlan:
+    """The plan of `--morph-plan`, else the default one. Raises `MorphRefusal` if it doesn't fit."""
+    try:
+        identity = ModelIdentity.from_hf_config(config)
+        if options.plan is None:
+            variants = options.variants or default_variants(device)
+            plan = default_plan(identity, variants, options.order)
+        else:
+            plan = PrecisionPlan.load(options.plan)
+            plan.check_model(identity)
+        for variant in plan.variants:
+            check_variant(variant, device)
+    except ValueError as error:
+        raise MorphRefusal(str(error)) from error
+    return plan
+
+
+def linear_shapes(config: Any) -> Iterator[LinearShape]:
+    """The morphable linears of one decoder layer, of a transformers text config."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    heads = config.num_attention_heads
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    head_dim = getattr(config, "head_dim", None) or hidden // heads
+    yield LinearShape("self_attn.qkv_proj", (heads + 2 * kv_heads) * head_dim, hidden)
+    yield LinearShape("self_attn.o_proj", hidden, heads * head_dim)
+    yield LinearShape("mlp.gate_up_proj", 2 * inner, hidden)
+    yield LinearShape("mlp.down_proj", hidden, inner)
+
+
+def check_shapes(shapes: Sequence[LinearShape], variants: Sequence[str], device: str) -> None:
+    """Raises `MorphRefusal` naming every linear that cannot take one of `variants`."""
+    encoders = [create_variant(name, device, create_quantizer("rtn")) for name in variants]
+    reasons = [
+        f"{shape.path}: {reason}"
+        for shape in shapes
+        for encoder in encoders
+        if (reason := encoder.supports(shape.rows, shape.columns))
+    ]
+    if reasons:
+        raise MorphRefusal(
+            f"no decoder layer can take the variants: {'; '.join(reasons)}; "
+            f"choose others with --morph-variants, or {_STATIC}"
+        )
+
+
+def host_bytes(shapes: Sequence[LinearShape], plan: PrecisionPlan, itemsize: int) -> int:
+    """Host memory for the backup of all layers and for the images of the plan's steps.
+
+    `itemsize`: bytes of one weight at full precision. Scales and zeros take at most one bit a
+    weight.
+    """
+    weights = sum(shape.rows * shape.columns for shape in shapes)
+    images = sum(weights * (NOMINAL_BITS[step.variant] + 1) // 8 for step in plan.steps)
+    return plan.model.num_layers * weights * itemsize + images
+
+
+def model_bytes(config: Any, shapes: Sequence[LinearShape], itemsize: int) -> int:
+    """The model's own weights: decoder linears, embedding and, unless tied, the output head."""
+    linears = config.num_hidden_layers * sum(shape.rows * shape.columns for shape in shapes)
+    tables = 1 if getattr(config, "tie_word_embeddings", False) else 2
+    return (linears + tables * config.vocab_size * config.hidden_size) * itemsize
+
+
+def check_host_memory(needed: int, available: int) -> None:
+    """Raises `MorphRefusal` with both figures if `needed` bytes exceed `available`."""
+    if needed > available:
+        raise MorphRefusal(
+            f"backups and variants need {needed / _GIB:.1f} GiB of host memory, available are "
+            f"{available / _GIB:.1f} GiB; free memory, name fewer --morph-variants, or use "
+            "--memory-backend static"
+        )

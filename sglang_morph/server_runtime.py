@@ -1,0 +1,61 @@
+"""What the patches in the server process call."""
+
+from __future__ import annotations
+
+import sys
+from functools import cache
+from typing import Any, ClassVar
+
+from patches.apply import check, install
+from patches.registry import SCHEDULER_PATCHES, SERVER_PATCHES
+from sglang_morph.cpu import fill_cpu_defaults
+from sglang_morph.observability.control import MorphControlReqOutput
+from sglang_morph.options import MorphOptions
+
+HTTP_SERVER = "sglang.srt.entrypoints.http_server"
+
+
+class MorphServerRuntime:
+    """Implements `patches.runtime.EntryPointRuntime`."""
+
+    control_reply_type: ClassVar[type] = MorphControlReqOutput
+
+    def __init__(self, options: MorphOptions) -> None:
+        self._options = options
+
+    def fill_defaults(self, server_args: Any) -> None:
+        fill_cpu_defaults(server_args)
+
+    def before_start(self, server_args: Any) -> None:
+        from sglang_morph.server_args import check_arguments
+
+        check_arguments(server_args, self._options)
+        # Imported by now if this process will serve HTTP; an Engine does without.
+        if HTTP_SERVER in sys.modules:
+            add_routes()
+
+
+@cache
+def add_routes() -> None:
+    """Add our routes to SGLang's application, once per process."""
+    from sglang.srt.entrypoints import http_server
+
+    from sglang_morph.observability.routes import router
+
+    http_server.app.include_router(router)
+
+
+_installed = False
+
+
+def prepare_server_process(options: MorphOptions) -> None:
+    """Install the server's patches, once per process, and check the scheduler's beforehand.
+
+    Installs nothing for `static`. Raises `PatchError`.
+    """
+    global _installed
+    if options.is_static or _installed:
+        return
+    check(SCHEDULER_PATCHES)
+    install(MorphServerRuntime(options), SERVER_PATCHES)
+    _installed = True
