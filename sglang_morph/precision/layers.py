@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from sglang.srt.layers.linear import LinearBase
@@ -15,7 +16,7 @@ from memory_backends.base import TensorMap
 from sglang_morph.precision.linear_method import VariantLinearMethod
 from sglang_morph.precision.names import FULL
 from sglang_morph.precision.quantizers.registry import create_quantizer
-from sglang_morph.precision.variants.base import Variant
+from sglang_morph.precision.variants.base import DerivedVariant, NestedVariant, Variant
 from sglang_morph.precision.variants.registry import create_variant, default_variants
 
 MORPHABLE_LINEARS = (
@@ -25,6 +26,9 @@ MORPHABLE_LINEARS = (
     "mlp.down_proj",
 )
 """Paths inside a decoder layer of Llama, Mistral, Qwen2 and Qwen3, in slab order."""
+
+
+_V = TypeVar("_V", bound=Variant)
 
 
 class UnsupportedModel(ValueError):
@@ -41,60 +45,113 @@ class _Linear:
 
 
 class SglangLayer:
-    """A `MorphableLayer` over the linears of one decoder layer. Biases stay where they are."""
+    """A `MorphableLayer` over the linears of one decoder layer. Biases stay where they are.
+
+    Tensors are named `<path>.weight`, and `<path>.<part>` for a variant's parts and residuals.
+    """
 
     def __init__(
-        self, index: int, linears: Mapping[str, _Linear], variants: Mapping[str, Variant]
+        self,
+        index: int,
+        linears: Mapping[str, _Linear],
+        variants: Mapping[str, Mapping[str, Variant]],
     ) -> None:
+        """`variants`: name -> linear's path -> what computes it there."""
         self.index = index
         self._linears = linears
         self._variants = variants
 
+    @property
+    def kernels(self) -> dict[str, dict[str, str]]:
+        """Variant -> linear's path -> what computes it, for logs and the status."""
+        return {
+            name: {path: variant.kernel for path, variant in per_linear.items()}
+            for name, per_linear in self._variants.items()
+        }
+
     def full_tensors(self) -> TensorMap:
-        """`<path>.weight` -> the weight, `[N, K]`, where it lies now."""
+        """The weights, `[N, K]`, where they lie now."""
         return {f"{path}.weight": linear.weight.data for path, linear in self._linears.items()}
 
     def variant_tensors(self, variant: str, full: TensorMap) -> TensorMap:
-        """`<path>.<part>` -> the parts of `variant`, on the host, made from `full` (any device).
+        """Raises ValueError, naming it, where a weight is damaged, and KeyError for a variant that
+        was not asked for."""
+        return self._collect(
+            lambda path, encoder: encoder.encode(full[f"{path}.weight"]), self._variants[variant]
+        )
 
-        Raises ValueError, naming it, where a weight is damaged, and KeyError for a variant that
-        was not asked for.
-        """
-        encoder = self._variants[variant]
-        return {
-            f"{path}.{part}": tensor
-            for path in self._linears
-            for part, tensor in self._encode(encoder, path, full).items()
-        }
+    def is_derived(self, variant: str) -> bool:
+        return all(isinstance(v, DerivedVariant) for v in self._variants[variant].values())
+
+    def is_lossless(self, variant: str) -> bool:
+        return all(isinstance(v, NestedVariant) for v in self._variants[variant].values())
+
+    def derived_like(self, variant: str) -> TensorMap:
+        return self._collect(
+            lambda path, encoder: _layout_of(encoder, self._linears[path].weight),
+            self._derived(variant),
+        )
+
+    def derive(self, variant: str, full: TensorMap, out: TensorMap) -> None:
+        parts = self._by_linear(out)
+        for path, encoder in self._derived(variant).items():
+            encoder.derive(full[f"{path}.weight"], parts[path])
+
+    def residual_tensors(self, variant: str, full: TensorMap) -> TensorMap:
+        return self._collect(
+            lambda path, encoder: encoder.residual(full[f"{path}.weight"]), self._nested(variant)
+        )
+
+    def rebuild(
+        self, variant: str, tensors: TensorMap, residual: TensorMap, out: TensorMap
+    ) -> None:
+        parts, rest = self._by_linear(tensors), self._by_linear(residual)
+        for path, encoder in self._nested(variant).items():
+            encoder.rebuild(parts[path], rest[path], out[f"{path}.weight"])
 
     def bind(self, variant: str, tensors: TensorMap) -> None:
-        """Compute with `variant` over `tensors`: references are switched, nothing is copied.
-
-        Under a variant `weight.data` stays the view it was, and its bytes mean nothing.
-        """
+        """Under a variant `weight.data` stays the view it was, and its bytes mean nothing."""
         if variant == FULL:
-            self._bind_full(tensors)
-        else:
-            self._bind_variant(self._variants[variant], tensors)
+            for path, linear in self._linears.items():
+                linear.weight.data = tensors[f"{path}.weight"]
+                linear.module.quant_method = linear.method
+            return
+        parts = self._by_linear(tensors)
+        for path, kernel in self._variants[variant].items():
+            self._linears[path].module.quant_method = VariantLinearMethod(kernel, parts[path])
 
-    def _encode(self, encoder: Variant, path: str, full: TensorMap) -> dict[str, torch.Tensor]:
-        try:
-            return encoder.encode(full[f"{path}.weight"])
-        except ValueError as error:
-            raise ValueError(f"layer {self.index}, {path}: {error}") from error
+    def _derived(self, variant: str) -> dict[str, DerivedVariant]:
+        found = self._variants[variant]
+        return {path: v for path, v in found.items() if isinstance(v, DerivedVariant)}
 
-    def _bind_full(self, tensors: TensorMap) -> None:
-        for path, linear in self._linears.items():
-            linear.weight.data = tensors[f"{path}.weight"]
-            linear.module.quant_method = linear.method
+    def _nested(self, variant: str) -> dict[str, NestedVariant]:
+        found = self._variants[variant]
+        return {path: v for path, v in found.items() if isinstance(v, NestedVariant)}
 
-    def _bind_variant(self, variant: Variant, tensors: TensorMap) -> None:
+    def _collect(
+        self, make: Callable[[str, _V], Mapping[str, torch.Tensor]], encoders: Mapping[str, _V]
+    ) -> TensorMap:
+        """`make(path, encoder)` of every linear, under names that carry the path."""
+        tensors: dict[str, torch.Tensor] = {}
+        for path, encoder in encoders.items():
+            try:
+                parts = make(path, encoder)
+            except ValueError as error:
+                raise ValueError(f"layer {self.index}, {path}: {error}") from error
+            tensors |= {f"{path}.{part}": tensor for part, tensor in parts.items()}
+        return tensors
+
+    def _by_linear(self, tensors: TensorMap) -> dict[str, dict[str, torch.Tensor]]:
         parts: dict[str, dict[str, torch.Tensor]] = {path: {} for path in self._linears}
         for name, tensor in tensors.items():
             path, _, part = name.rpartition(".")
             parts[path][part] = tensor
-        for path, linear in self._linears.items():
-            linear.module.quant_method = VariantLinearMethod(variant, parts[path])
+        return parts
+
+
+def _layout_of(variant: DerivedVariant, weight: torch.Tensor) -> dict[str, torch.Tensor]:
+    rows, columns = weight.shape
+    return variant.empty_parts(rows, columns, "meta")
 
 
 def find_morphable_layers(
@@ -116,7 +173,25 @@ def find_morphable_layers(
     encoders = {name: create_variant(name, device, create_quantizer(quantizer)) for name in names}
     for index, found in enumerate(linears):
         _check_shapes(index, found, encoders)
-    return [SglangLayer(index, found, encoders) for index, found in enumerate(linears)]
+    return [
+        SglangLayer(index, found, _choose(index, found, encoders))
+        for index, found in enumerate(linears)
+    ]
+
+
+def _choose(
+    index: int, linears: Mapping[str, _Linear], encoders: Mapping[str, Variant]
+) -> dict[str, dict[str, Variant]]:
+    """Variant -> path -> the variant, or the stand-in that the linear's values call for."""
+    chosen: dict[str, dict[str, Variant]] = {}
+    for name, encoder in encoders.items():
+        chosen[name] = {}
+        for path, linear in linears.items():
+            try:
+                chosen[name][path] = encoder.for_weight(linear.weight.data)
+            except ValueError as error:
+                raise _unsupported(index, path, str(error)) from error
+    return chosen
 
 
 def _find_linears(index: int, layer: torch.nn.Module) -> dict[str, _Linear]:

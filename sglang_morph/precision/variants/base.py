@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 
 from sglang_morph.precision.names import NOMINAL_BITS
-from sglang_morph.precision.quantizers.base import QuantizedWeight, Quantizer
+from sglang_morph.precision.quantizers.base import QuantizedWeight, Quantizer, check_weight
 
 Parts = Mapping[str, torch.Tensor]
 
@@ -23,6 +23,16 @@ class Variant(ABC):
 
     name: ClassVar[str]
     """Key of `NOMINAL_BITS`; the same name on every device."""
+    tolerance: ClassVar[float] = 0.01
+    """Relative error (Frobenius) of `linear` against `reference` that arithmetic may cause."""
+
+    def __init__(self, quantizer: Quantizer) -> None:
+        self._quantizer = quantizer
+
+    @property
+    @abstractmethod
+    def kernel(self) -> str:
+        """What `linear` runs, for logs and the status."""
 
     @property
     def nominal_bits(self) -> int:
@@ -31,6 +41,14 @@ class Variant(ABC):
     @abstractmethod
     def supports(self, rows: int, columns: int) -> str | None:
         """Why a `[rows, columns]` weight can't take this variant; None if it can."""
+
+    def for_weight(self, weight: torch.Tensor) -> Variant:
+        """What is to be used for this weight: itself, or a stand-in where its values need one.
+
+        Waits for the device; meant for start-up. Raises ValueError for a damaged weight, at the
+        latest in `encode`.
+        """
+        return self
 
     @abstractmethod
     def encode(self, weight: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -45,7 +63,63 @@ class Variant(ABC):
 
     @abstractmethod
     def reference(self, weight: torch.Tensor) -> torch.Tensor:
-        """float32 `[N, K]` on the host: the weight that `linear` on `encode(weight)` stands for."""
+        """float32 `[N, K]`: the weight that `linear` on `encode(weight)` stands for."""
+
+
+class DerivedVariant(Variant):
+    """A variant that the device makes from the full weight by itself, without host traffic.
+
+    Every part has one entry per row of the weight, `[N, ...]`, and rows do not depend on each
+    other: so a weight may be derived in blocks of rows, of the weight and of every part alike.
+    """
+
+    @abstractmethod
+    def empty_parts(
+        self, rows: int, columns: int, device: torch.device | str
+    ) -> dict[str, torch.Tensor]:
+        """Parts without content, contiguous, in slab order. On `meta` they are just the layout."""
+
+    @abstractmethod
+    def derive(self, full: torch.Tensor, out: Parts) -> None:
+        """Write the parts of `full` (contiguous `[N, K]`, or a block of its rows) into `out`.
+
+        `out` lies on the device of `full` and must not overlap it. On a GPU this only enqueues, on
+        the current stream; nothing is checked.
+        """
+
+    def encode(self, weight: torch.Tensor) -> dict[str, torch.Tensor]:
+        check_weight(weight, self.nominal_bits, weight.shape[-1])
+        rows, columns = weight.shape
+        if reason := self.supports(rows, columns):
+            raise ValueError(reason)
+        parts = self.empty_parts(rows, columns, weight.device)
+        self.derive(weight.contiguous(), parts)
+        return {name: part.cpu() for name, part in parts.items()}
+
+
+class NestedVariant(DerivedVariant):
+    """A derived variant whose parts and a *residual* together are the full weight, bit for bit."""
+
+    @abstractmethod
+    def residual(self, full: torch.Tensor) -> dict[str, torch.Tensor]:
+        """What the parts lack, on the host, contiguous: `lower`, uint8 `[N, K]`.
+
+        Where bf16 weights need it, also `exception_index` (int64 `[E]`, into the flattened
+        weight) and `exception_bits` (int16 `[E]`). Raises ValueError for a weight that
+        `for_weight` would not nest this way.
+        """
+
+    @abstractmethod
+    def rebuild(self, parts: Parts, residual: Parts, out: torch.Tensor) -> None:
+        """Write the full weight into `out` (contiguous `[N, K]`, the dtype it had).
+
+        All on one device and disjoint. On a GPU this only enqueues, on the current stream. For a
+        block of rows leave the exceptions out of `residual`, and call `patch` after the last.
+        """
+
+    @abstractmethod
+    def patch(self, residual: Parts, out: torch.Tensor) -> None:
+        """Write the residual's exceptions, if it has any, into a weight `[N, K]` rebuilt."""
 
 
 class QuantizedVariant(Variant):
@@ -53,9 +127,6 @@ class QuantizedVariant(Variant):
 
     parameter_dtype: ClassVar[torch.dtype]
     """Precision of scales and zeros."""
-
-    def __init__(self, quantizer: Quantizer) -> None:
-        self._quantizer = quantizer
 
     @abstractmethod
     def group_size(self, columns: int) -> int:

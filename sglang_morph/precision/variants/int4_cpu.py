@@ -18,6 +18,7 @@ class Int4Cpu(QuantizedVariant):
 
     name = "int4"
     parameter_dtype = torch.bfloat16
+    kernel = "torch._weight_int4pack_mm_for_cpu"
 
     def supports(self, rows: int, columns: int) -> str | None:
         if rows % 16:

@@ -18,6 +18,7 @@ class Int8Cpu(QuantizedVariant):
 
     name = "int8"
     parameter_dtype = torch.bfloat16
+    kernel = "torch._weight_int8pack_mm"
 
     def supports(self, rows: int, columns: int) -> str | None:
         # The kernel doesn't check: with AVX-512 it reads out of bounds for any other K.

@@ -16,21 +16,35 @@ _PACKAGE = "sglang_morph.precision.variants"
 VARIANTS: dict[tuple[str, str], str] = {
     ("int8", "cpu"): f"{_PACKAGE}.int8_cpu:Int8Cpu",
     ("int4", "cpu"): f"{_PACKAGE}.int4_cpu:Int4Cpu",
+    ("nested_fp8", "cpu"): f"{_PACKAGE}.nested_fp8:NestedFp8",
+    ("fp8", "cpu"): f"{_PACKAGE}.fp8:Fp8",
+    ("nested_fp8", "cuda"): f"{_PACKAGE}.fp8_cuda:NestedFp8Cuda",
+    ("fp8", "cuda"): f"{_PACKAGE}.fp8_cuda:Fp8Cuda",
     ("int8", "cuda"): f"{_PACKAGE}.torch_reference:Int8Torch",
-    ("int4", "cuda"): f"{_PACKAGE}.torch_reference:Int4Torch",
+    ("int4", "cuda"): f"{_PACKAGE}.int4_marlin:Int4Marlin",
 }
 """(variant, device type) -> `module:class`, imported when first used."""
 
-_DEFAULTS: dict[str, tuple[str, ...]] = {"cpu": ("int8", "int4"), "cuda": ("int8",)}
+FP8_CAPABILITY = (8, 9)
+"""The first compute capability with FP8 tensor cores."""
 
 
 def default_variants(device_type: str) -> tuple[str, ...]:
-    """The variants a layer passes through by default. Raises ValueError for an unknown device."""
-    if device_type not in _DEFAULTS:
-        raise ValueError(
-            f"there are no variants for device {device_type!r}; use {' or '.join(_DEFAULTS)}"
-        )
-    return _DEFAULTS[device_type]
+    """The variants a layer passes through by default. Raises ValueError for an unknown device.
+
+    Asks the GPU, where there is one, what it can do.
+    """
+    if device_type == "cpu":
+        return ("int8", "int4")
+    if device_type == "cuda":
+        return ("nested_fp8",) if _has_fp8() else ("int8",)
+    raise ValueError(f"there are no variants for device {device_type!r}; use cpu or cuda")
+
+
+def _has_fp8() -> bool:
+    import torch
+
+    return torch.cuda.is_available() and torch.cuda.get_device_capability() >= FP8_CAPABILITY
 
 
 def check_variant(name: str, device_type: str) -> None:

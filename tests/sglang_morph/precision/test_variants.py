@@ -21,7 +21,16 @@ from sglang_morph.precision.variants.registry import (
 )
 
 SMOLLM2_SHAPES = [(960, 576), (576, 576), (3072, 576), (576, 1536)]
-KERNELS = sorted(VARIANTS)
+KERNELS = [
+    ("fp8", "cpu"),
+    ("int4", "cpu"),
+    ("int8", "cpu"),
+    ("int8", "cuda"),
+    ("nested_fp8", "cpu"),
+]
+"""What runs on a CPU: `int8` of `cuda` is plain torch."""
+CODES = {"int8": 0.01, "int4": 0.1, "fp8": 0.03, "nested_fp8": 0.03}
+"""Relative error of the codes on Gaussian weights."""
 BATCHES = [*range(1, 18), 31, 32, 33, 63, 64]
 
 
@@ -40,12 +49,11 @@ def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
 @pytest.mark.parametrize("key", KERNELS, ids="-".join)
 @pytest.mark.parametrize("shape", [*SMOLLM2_SHAPES, (48, 96)], ids=str)
 def test_kernel_equals_its_reference(key: tuple[str, str], shape: tuple[int, int]) -> None:
-    """Also the variants of `cuda`: they are plain torch. The weights' mean is far from 0, so a
-    wrong zero shows."""
+    """The weights' mean is far from 0, so a wrong zero shows."""
     chosen, (rows, columns) = variant(*key), shape
-    weight = random(rows, columns) * 0.05 + 0.03
+    weight = (random(rows, columns) * 0.05 + 0.03).half()
     parts, reference = chosen.encode(weight), chosen.reference(weight)
-    assert relative_error(reference, weight) < {"int8": 0.01, "int4": 0.1}[chosen.name]
+    assert relative_error(reference, weight.float()) < CODES[chosen.name]
     for batch in BATCHES:
         x = random(batch, columns, seed=batch).bfloat16()
         y = chosen.linear(parts, x, None)
@@ -74,7 +82,7 @@ def test_kernels_on_narrower_cpus(capability: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_dtype_shape_and_bias(key: tuple[str, str], dtype: torch.dtype) -> None:
     chosen = variant(*key)
-    weight, bias = random(48, 64), random(48, seed=1).to(dtype)
+    weight, bias = random(48, 64).clamp(-1.5, 1.5).half(), random(48, seed=1).to(dtype)
     parts = chosen.encode(weight)
     x = random(2, 3, 64, seed=2).to(dtype)
     before = x.clone()
@@ -89,19 +97,19 @@ def test_dtype_shape_and_bias(key: tuple[str, str], dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("key", KERNELS, ids="-".join)
 def test_parts_are_small_and_contiguous(key: tuple[str, str]) -> None:
     chosen = variant(*key)
-    weight = random(960, 576).half()
+    weight = random(960, 576).clamp(-1.5, 1.5).half()
     parts = chosen.encode(weight)
     assert all(part.is_contiguous() and part.device.type == "cpu" for part in parts.values())
-    groups = weight.numel() // {"int8": 576, "int4": 64}[chosen.name]
+    groups = weight.numel() // (64 if chosen.name == "int4" else 576)
     codes = weight.numel() * chosen.nominal_bits // 8
     assert sum(part.nbytes for part in parts.values()) <= codes + groups * 2 * 4
 
 
-@pytest.mark.parametrize("key", [("int8", "cpu"), ("int4", "cpu")], ids="-".join)
+@pytest.mark.parametrize("key", KERNELS, ids="-".join)
 def test_parts_may_lie_in_a_slab(key: tuple[str, str]) -> None:
     """Views of foreign bytes give the same result, bit for bit, and nothing is read beyond."""
     chosen = variant(*key)
-    parts = chosen.encode(random(64, 96))
+    parts = chosen.encode(random(64, 96).clamp(-1.5, 1.5).half())
     x = random(5, 96, seed=3)
     expected = chosen.linear(parts, x, None)
     for filler in (0x00, 0xFF):
@@ -120,7 +128,9 @@ def test_parts_may_lie_in_a_slab(key: tuple[str, str]) -> None:
         (("int8", "cpu"), (64, 40), "K divisible by 16, not 40"),
         (("int4", "cpu"), (40, 64), "N divisible by 16, not 40"),
         (("int4", "cpu"), (64, 48), "K divisible by 32, not 48"),
-        (("int4", "cuda"), (64, 48), "K divisible by 32, not 48"),
+        (("int4", "cuda"), (64, 192), "K divisible by 128, not 192"),
+        (("int4", "cuda"), (96, 128), "N divisible by 64, not 96"),
+        (("nested_fp8", "cpu"), (64, 33), "an even K, not 33"),
     ],
 )
 def test_unsupported_shapes_are_refused(
@@ -129,7 +139,7 @@ def test_unsupported_shapes_are_refused(
     chosen = variant(*key)
     assert message in (chosen.supports(*shape) or "")
     with pytest.raises(ValueError, match=message):
-        chosen.encode(torch.ones(shape))
+        chosen.encode(torch.ones(shape, dtype=torch.float16))
 
 
 def test_error_on_real_weights(smollm2_weights: dict[str, torch.Tensor]) -> None:
@@ -169,9 +179,26 @@ def test_defaults_exist_and_shrink() -> None:
         assert bits == sorted(set(bits), reverse=True)
 
 
+@pytest.mark.parametrize(
+    ("available", "capability", "expected"),
+    [
+        (True, (9, 0), "nested_fp8"),
+        (True, (8, 9), "nested_fp8"),
+        (True, (8, 6), "int8"),
+        (False, (9, 0), "int8"),
+    ],
+)
+def test_the_gpu_decides_the_default(
+    monkeypatch: pytest.MonkeyPatch, available: bool, capability: tuple[int, int], expected: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: available)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    assert default_variants("cuda") == (expected,)
+
+
 def test_unknown_variants_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"'fp8' does not exist on device 'cpu'.*int8, int4"):
-        variant("fp8", "cpu")
+    with pytest.raises(ValueError, match=r"'int3' does not exist on device 'cpu'.*int8, int4"):
+        variant("int3", "cpu")
     with pytest.raises(ValueError, match="known there: none"):
         variant("int8", "npu")
     with pytest.raises(ValueError, match="'npu'; use cpu or cuda"):
@@ -181,7 +208,7 @@ def test_unknown_variants_are_refused() -> None:
 def test_third_party_variants(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "VARIANTS", dict(VARIANTS))
     monkeypatch.setattr(registry, "NOMINAL_BITS", dict(NOMINAL_BITS))
-    target = VARIANTS["int4", "cuda"]
+    target = VARIANTS["int4", "cpu"]
     register_variant("int4", "xpu", target, bits=4)
     assert variant("int4", "xpu").name == "int4"
     with pytest.raises(ValueError, match="already"):
