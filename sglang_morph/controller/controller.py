@@ -9,6 +9,7 @@ from sglang_morph.controller.executor import Executor, Outcome
 from sglang_morph.controller.manual import ManualPolicy
 from sglang_morph.controller.monitor import Monitor
 from sglang_morph.controller.policy import Decision, Policy
+from sglang_morph.controller.request_counts import RequestCounts
 from sglang_morph.controller.scheduler_view import growth_reserve, page_tables, read_signals
 from sglang_morph.observability.event_log import EventLog
 from sglang_morph.observability.records import TransitionRecord
@@ -38,10 +39,12 @@ class Controller:
         backend: MemoryBackend,
         event_log: EventLog,
         metrics: MorphMetrics | None,
+        monitor: Monitor,
     ) -> None:
         self.executor = executor
         self.policy = policy
-        self.monitor = Monitor()
+        self.monitor = monitor
+        self.counts = RequestCounts(monitor)
         self.revision = 0
         """Counts transitions that changed something; names the state of weights and pages."""
         self._scheduler = scheduler
@@ -56,7 +59,7 @@ class Controller:
 
     def tick(self) -> None:
         """A step boundary: the forward before may still run, the next batch is not planned yet."""
-        signals = read_signals(self._scheduler, self.executor.level)
+        signals = self._read()
         self.monitor.observe(signals)
         self._log.signals(signals, self._backend.report)
         if self._metrics:
@@ -81,7 +84,7 @@ class Controller:
         target = self._level_that_adds(missing)
         if target is None:
             return False
-        signals = read_signals(self._scheduler, self.executor.level)
+        signals = self._read()
         decision = Decision(target, f"the next decode step lacks {missing} pages")
         if self._carry_out(decision, signals).result != "completed":
             return False
@@ -114,6 +117,9 @@ class Controller:
             "event_log": {"path": self._log.path, "dropped": self._log.dropped},
             "events": list(self._log.recent)[-32:],
         }
+
+    def _read(self) -> Signals:
+        return read_signals(self._scheduler, self.executor.level, self.counts, self.monitor)
 
     def _level_that_adds(self, pages: int) -> int | None:
         """The lowest higher level that lends `pages` more, if the policy allows one."""
@@ -176,7 +182,7 @@ class Controller:
         self._log.transition(record)
         if outcome.result in ("started", "completed"):
             # The next tick may be seconds away, behind a long prefill.
-            now = read_signals(self._scheduler, self.executor.level)
+            now = self._read()
             self._log.signals(now, self._backend.report, at_once=True)
         if self._metrics:
             self._metrics.transition(record)

@@ -5,22 +5,24 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from sglang_morph.controller.policy import Decision, Policy
+from sglang_morph.controller.policy_options import PolicyOptions
 from sglang_morph.controller.signals import Signals
-from sglang_morph.options import MorphOptions
 
 
 class ManualPolicy(Policy):
     """Wants the level set last, from the first tick on level 0, until the scheduler is there."""
 
     name: ClassVar[str] = "manual"
-    relieves: ClassVar[bool] = False  # precision is the operator's alone; SGLang may retract
 
-    def __init__(self, options: MorphOptions, top_level: int) -> None:
+    def __init__(self, options: PolicyOptions, top_level: int) -> None:
         """`top_level` is the plan's last level; `options.max_level` may lower the limit."""
-        self.max_level = (
-            top_level if options.max_level is None else min(options.max_level, top_level)
-        )
+        self.max_level = options.ceiling(top_level)
         self._wanted = 0
+
+    @property
+    def relieves(self) -> bool:
+        """Precision is the operator's alone; SGLang may retract."""
+        return False
 
     @property
     def wanted(self) -> int:

@@ -11,6 +11,7 @@ from dataclasses import asdict
 from math import fsum
 from typing import Any, Literal, get_args
 
+from sglang_morph.controller.rates import LatencyWindow, RateWindow
 from sglang_morph.controller.signals import Signals
 
 TransitionResult = Literal["completed", "started", "deferred", "rolled_back"]
@@ -19,11 +20,22 @@ TransitionResult = Literal["completed", "started", "deferred", "rolled_back"]
 
 DEFAULT_WINDOW_S = 5.0
 DEFAULT_BUCKETS = 50
+DEFAULT_LATENCY_WINDOW_S = 30.0
 
 
 def signal_values(signals: Signals) -> dict[str, Any]:
     """The reading as plain JSON values: its fields, and `used_pages` and `pressure`."""
     return {**asdict(signals), "used_pages": signals.used_pages, "pressure": signals.pressure}
+
+
+def latency_percentiles(window: LatencyWindow) -> dict[str, float]:
+    """Seconds at the percentiles operators look at, and how many durations they are of."""
+    return {
+        "p50": window.percentile(50),
+        "p95": window.percentile(95),
+        "p99": window.percentile(99),
+        "count": window.count,
+    }
 
 
 class TimeWindow:
@@ -123,7 +135,24 @@ class TimeWindow:
 class Monitor:
     """Running account of the scheduler and of what the controller did. Not thread-safe."""
 
-    def __init__(self, window_s: float = DEFAULT_WINDOW_S, buckets: int = DEFAULT_BUCKETS) -> None:
+    def __init__(
+        self,
+        window_s: float = DEFAULT_WINDOW_S,
+        buckets: int = DEFAULT_BUCKETS,
+        percentile: float = 95.0,
+        latency_window_s: float = DEFAULT_LATENCY_WINDOW_S,
+    ) -> None:
+        """`percentile` (above 0, at most 100) is the one `ttft_s` and `tpot_s` are taken at."""
+        if not 0 < percentile <= 100:
+            raise ValueError(
+                f"--morph-slo-percentile is {percentile}: give more than 0 and at most 100"
+            )
+        self.percentile = percentile
+        self.arrived = RateWindow(window_s, buckets)
+        self.served = RateWindow(window_s, buckets)
+        self.ttft = LatencyWindow(latency_window_s)
+        self.tpot = LatencyWindow(latency_window_s)
+        self.finished = 0
         self.latest: Signals | None = None
         self.pressure = TimeWindow(window_s, buckets)
         self.ticks = 0
@@ -144,8 +173,29 @@ class Monitor:
             self.peak_capacity_pages = max(self.peak_capacity_pages, capacity)
             self.lowest_capacity_pages = min(self.lowest_capacity_pages, capacity)
         self.pressure.add(signals.now, signals.pressure)
+        self.arrived.add(signals.now, signals.arrived_tokens_total)
+        self.served.add(signals.now, signals.served_tokens_total)
+        self.ttft.advance(signals.now)
+        self.tpot.advance(signals.now)
         self.ticks += 1
         self.latest = signals
+
+    @property
+    def ttft_s(self) -> float:
+        """For `Signals.ttft_s`: at `percentile`, over the latency window; 0 with none known."""
+        return self.ttft.percentile(self.percentile)
+
+    @property
+    def tpot_s(self) -> float:
+        """For `Signals.tpot_s`."""
+        return self.tpot.percentile(self.percentile)
+
+    def request_finished(self, ttft_s: float, tpot_s: float | None) -> None:
+        """Count a request's latencies; `tpot_s` is None for one with a single output token."""
+        self.finished += 1
+        self.ttft.add(ttft_s)
+        if tpot_s is not None:
+            self.tpot.add(tpot_s)
 
     def transition(self, result: TransitionResult) -> None:
         """Count a transition that went as `result` says."""
@@ -165,6 +215,12 @@ class Monitor:
             "ticks": self.ticks,
             "latest": None if self.latest is None else signal_values(self.latest),
             "pressure_window_s": self.pressure.window_s,
+            "arrived_tokens_per_s": self.arrived.per_s,
+            "served_tokens_per_s": self.served.per_s,
+            "ttft_s": latency_percentiles(self.ttft),
+            "tpot_s": latency_percentiles(self.tpot),
+            "requests_finished": self.finished,
+            "retractions": 0 if self.latest is None else self.latest.retractions_total,
             "pressure_mean": self.pressure.mean,
             "pressure_max": self.pressure.maximum,
             "seconds_at_level": {

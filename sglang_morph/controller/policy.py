@@ -21,10 +21,13 @@ class Policy(ABC):
     """Decides the precision level. `observe` is called once per tick, in order of time."""
 
     name: ClassVar[str]
-    relieves: ClassVar[bool] = True
-    """Whether precision may fall in place of a retraction, without asking `observe`."""
     max_level: int
     """Highest level it may choose."""
+
+    @property
+    def relieves(self) -> bool:
+        """Whether precision may fall now in place of a retraction, without asking `observe`."""
+        return True
 
     @abstractmethod
     def observe(self, signals: Signals) -> Decision | None:

@@ -6,15 +6,19 @@ from collections.abc import Callable
 
 from sglang_morph.controller.manual import ManualPolicy
 from sglang_morph.controller.policy import Policy
+from sglang_morph.controller.policy_options import PolicyOptions
+from sglang_morph.controller.slo import SloPolicy
 from sglang_morph.controller.threshold import ThresholdPolicy
-from sglang_morph.options import MorphOptions
+from sglang_morph.controller.two_mode import TwoModePolicy
 
-PolicyFactory = Callable[[MorphOptions, int], Policy]
+PolicyFactory = Callable[[PolicyOptions, int], Policy]
 """A `Policy` subclass, or anything else that makes a policy from the options and the top level."""
 
 POLICIES: dict[str, PolicyFactory] = {
     ManualPolicy.name: ManualPolicy,
+    SloPolicy.name: SloPolicy,
     ThresholdPolicy.name: ThresholdPolicy,
+    TwoModePolicy.name: TwoModePolicy,
 }
 
 
@@ -25,12 +29,14 @@ def register_policy(name: str, factory: PolicyFactory) -> None:
     POLICIES[name] = factory
 
 
-def create_policy(options: MorphOptions, top_level: int) -> Policy:
+def create_policy(options: object, top_level: int) -> Policy:
     """The policy that `options` names, for a plan whose last level is `top_level`.
 
+    `options` has fields of `PolicyOptions` as attributes; those it lacks take their default.
     Raises ValueError for an unknown name and for options the policy rejects.
     """
-    factory = POLICIES.get(options.policy)
+    given = PolicyOptions.of(options)
+    factory = POLICIES.get(given.policy)
     if factory is None:
-        raise ValueError(f"unknown policy {options.policy!r}: give one of {', '.join(POLICIES)}")
-    return factory(options, top_level)
+        raise ValueError(f"unknown policy {given.policy!r}: give one of {', '.join(POLICIES)}")
+    return factory(given, top_level)

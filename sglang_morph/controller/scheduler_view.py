@@ -7,16 +7,24 @@ from typing import TYPE_CHECKING
 
 from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS
 
+from sglang_morph.controller.queue_tokens import waiting_tokens
 from sglang_morph.controller.reclaim import PageTables, requests_with_kv
 from sglang_morph.controller.signals import Signals
 
 if TYPE_CHECKING:
     from sglang.srt.managers.scheduler import Scheduler
 
+    from sglang_morph.controller.monitor import Monitor
+    from sglang_morph.controller.request_counts import RequestCounts
 
-def read_signals(scheduler: Scheduler, level: int) -> Signals:
+
+def read_signals(
+    scheduler: Scheduler, level: int, counts: RequestCounts, monitor: Monitor
+) -> Signals:
     """One reading, in constant time and without a device synchronisation."""
     allocator, queue = scheduler.token_to_kv_pool_allocator, scheduler.waiting_queue
+    tokens = waiting_tokens(queue, lambda r: len(r.origin_input_ids) + len(r.output_ids))
+    counts.waiting(tokens)
     now = time.perf_counter()
     oldest_wait = now - queue[0].time_stats.wait_queue_entry_time if queue else 0.0
     return Signals(
@@ -30,6 +38,12 @@ def read_signals(scheduler: Scheduler, level: int) -> Signals:
         oldest_wait_s=oldest_wait,
         admission_blocked=bool(queue) and scheduler.running_batch.batch_is_full,
         level=level,
+        waiting_tokens=tokens,
+        arrived_tokens_total=counts.arrived_tokens,
+        served_tokens_total=counts.served_tokens,
+        retractions_total=counts.retractions,
+        ttft_s=monitor.ttft_s,
+        tpot_s=monitor.tpot_s,
     )
 
 

@@ -28,6 +28,18 @@ class Signals:
     """A request waits and SGLang found no room for it."""
     level: int
     """Precision level now (index into the plan's levels)."""
+    waiting_tokens: int = 0
+    """Prompt tokens that waiting requests still have to be given pages for."""
+    arrived_tokens_total: int = 0
+    """Prompt tokens of all requests received since the start."""
+    served_tokens_total: int = 0
+    """Prompt tokens of all requests that left the waiting queue for good since the start."""
+    retractions_total: int = 0
+    """Running requests that SGLang put back into the queue since the start."""
+    ttft_s: float = 0.0
+    """Time to first token at the monitor's percentile, seconds; 0 while none is known."""
+    tpot_s: float = 0.0
+    """Time per output token after the first, likewise."""
 
     @property
     def used_pages(self) -> int:
@@ -38,3 +50,8 @@ class Signals:
     def pressure(self) -> float:
         """`used_pages` over *base* pages: comparable across levels, above 1 only while lent."""
         return self.used_pages / self.base_pages
+
+    @property
+    def demand(self) -> float:
+        """Pages used and pages waited for, over base pages. Unlike `pressure` it has no ceiling."""
+        return (self.used_pages + self.waiting_tokens) / self.base_pages

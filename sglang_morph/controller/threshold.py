@@ -2,49 +2,85 @@
 
 from __future__ import annotations
 
-from math import inf
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
+from sglang_morph.controller.guards import Hysteresis
 from sglang_morph.controller.policy import Decision, Policy
+from sglang_morph.controller.policy_options import (
+    PolicyOptions,
+    check_cap,
+    check_seconds,
+)
+from sglang_morph.controller.rates import RateWindow
 from sglang_morph.controller.signals import Signals
-from sglang_morph.options import MorphOptions
 
 
-class _Held:
-    """How long a condition has held without a break.
+@dataclass(frozen=True, slots=True)
+class ThresholdParameters:
+    """Where an option of the same name exists, its description holds here."""
 
-    One interval between readings counts for at most half of `required_s`, so at least three
-    readings must agree (unless `required_s` is 0). A stalled loop or a jump of the clock is thus
-    no evidence by itself, while a loop whose every step is slow still gets its decision.
-    """
+    enter_pressure: float = 0.85
+    leave_pressure: float = 0.60
+    enter_queue_delay_s: float = 0.1
+    enter_hold_s: float = 0.2
+    leave_hold_s: float = 2.0
+    min_dwell_s: float = 1.0
+    max_transitions_per_minute: int = 6
+    lookahead_s: float = 0.0
+    first_step: int = 1
+    """Levels of the first move; as long as the condition does not let up, each next one doubles."""
+    level_share: float = 1.0
+    """Share of the plan's levels that may be used (rounded up), unless a highest one is given."""
 
-    def __init__(self, required_s: float) -> None:
-        self.required_s = required_s
-        self._longest_step_s = required_s / 2
-        self._since: float | None = None
-        self._last = 0.0
+    def check(self) -> None:
+        """Raises ValueError for values that are out of range or contradict each other."""
+        enter, leave = self.enter_pressure, self.leave_pressure
+        if not 0 < enter <= 1:
+            raise ValueError(
+                f"--morph-enter-pressure is {enter}: give a fraction of the pages, above 0, "
+                "at most 1"
+            )
+        if not 0 <= leave < enter:
+            raise ValueError(
+                f"--morph-leave-pressure is {leave}, --morph-enter-pressure {enter}: "
+                "the first must be 0 or more and below the second"
+            )
+        check_seconds(
+            self,
+            "enter_queue_delay_s",
+            "enter_hold_s",
+            "leave_hold_s",
+            "min_dwell_s",
+            "lookahead_s",
+        )
+        check_cap(self.max_transitions_per_minute)
 
-    @property
-    def seconds(self) -> float:
-        """Time counted so far."""
-        return 0.0 if self._since is None else self._last - self._since
 
-    def reset(self) -> None:
-        self._since = None
-
-    def observe(self, now: float, condition: bool) -> bool:
-        """Take in one reading; whether the condition has held long enough."""
-        if not condition:
-            self.reset()
-            return False
-        if self._since is None:
-            self._since = now
-        else:
-            step = now - self._last
-            # Shifting the start drops what the step has in excess (or all of a step backwards).
-            self._since += step - min(max(step, 0.0), self._longest_step_s)
-        self._last = now
-        return self.seconds >= self.required_s
+MODES: dict[str, ThresholdParameters] = {
+    "accuracy": ThresholdParameters(
+        enter_pressure=0.95,
+        leave_pressure=0.75,
+        enter_queue_delay_s=0.5,
+        enter_hold_s=1.0,
+        leave_hold_s=1.0,
+        max_transitions_per_minute=4,
+        level_share=0.5,
+    ),
+    "default": ThresholdParameters(),
+    "performance": ThresholdParameters(
+        enter_pressure=0.75,
+        leave_pressure=0.50,
+        enter_queue_delay_s=0.05,
+        enter_hold_s=0.1,
+        leave_hold_s=5.0,
+        min_dwell_s=0.5,
+        max_transitions_per_minute=12,
+        lookahead_s=1.0,
+        first_step=2,
+    ),
+}
+"""What `--morph-mode` stands for; a flag that is given replaces the mode's value."""
 
 
 class ThresholdPolicy(Policy):
@@ -55,9 +91,13 @@ class ThresholdPolicy(Policy):
     `enter_queue_delay_s`. At level 0 capacity is the base, so the first test reads `pressure >=
     enter_pressure`; at a higher level the pages already lent raise the threshold in proportion.
     Held against the base alone, a load that fits well into the lent pages would climb to the last
-    level for nothing. The first move goes up one level. If the condition has not let up once when
-    the dwell is over, the next goes two, then four: a burst steeper than the plan's steps should
-    not have to wait out a dwell for each of them.
+    level for nothing. The first move goes up `first_step` levels. If the condition has not let up
+    once when the dwell is over, the next goes twice as far, then four times: a burst steeper than
+    the plan's steps should not have to wait out a dwell for each of them.
+
+    With a `lookahead_s`, pages count as in use that will be in that time if tokens go on arriving
+    faster than they are served. That is the earliest sign of a burst, and a weak one: it counts
+    only above `leave_pressure`, so a few long prompts on an idle server move nothing.
 
     **Down** when pressure, which counts over the *base* pages, stays at or below `leave_pressure`
     and nothing waits, for `leave_hold_s`. What is in use then fits the base pages (`leave_pressure`
@@ -70,98 +110,83 @@ class ThresholdPolicy(Policy):
 
     name: ClassVar[str] = "threshold"
 
-    def __init__(self, options: MorphOptions, top_level: int) -> None:
+    def __init__(self, options: PolicyOptions, top_level: int) -> None:
         """`top_level` is the plan's last level. Raises ValueError for contradicting options."""
-        _check(options)
-        self._options = options
-        self.max_level = (
-            top_level if options.max_level is None else min(options.max_level, top_level)
+        if options.mode not in MODES:
+            raise ValueError(
+                f"--morph-mode is {options.mode!r}: give one of {', '.join(sorted(MODES))}"
+            )
+        self._mode = options.mode
+        self.parameters = options.override(MODES[options.mode])
+        self.parameters.check()
+        share = 1.0 if options.max_level is not None else self.parameters.level_share
+        self.max_level = min(options.ceiling(top_level), -int(-top_level * share // 1))
+        self._guard = Hysteresis(
+            self.parameters.enter_hold_s,
+            self.parameters.leave_hold_s,
+            self.parameters.min_dwell_s,
+            self.parameters.max_transitions_per_minute,
         )
-        self._rise = _Held(options.enter_hold_s)
-        self._fall = _Held(options.leave_hold_s)
-        self._moved_at = -inf
+        self._arrived = RateWindow()
+        self._served = RateWindow()
         self._level = 0
         self._rises_in_a_row = 0
 
     def observe(self, signals: Signals) -> Decision | None:
-        now, level = signals.now, signals.level
-        crowded = self._is_full(signals) or self._is_blocked(signals)
-        calm = signals.pressure <= self._options.leave_pressure and signals.waiting == 0
+        level = signals.level
+        used = self._expected_pages(signals) if self.parameters.lookahead_s else signals.used_pages
+        full = used >= self.parameters.enter_pressure * signals.capacity_pages
+        crowded = full or self._is_blocked(signals)
+        calm = signals.pressure <= self.parameters.leave_pressure and signals.waiting == 0
         if not crowded:
             self._rises_in_a_row = 0
         self._level = level
-        rise = self._rise.observe(now, crowded)
-        fall = self._fall.observe(now, calm)
-        if now - self._moved_at < self._options.min_dwell_s:
-            return None
-        if rise and level < self.max_level:
-            target = min(level + 2**self._rises_in_a_row, self.max_level)
-            return Decision(target, self._reason_to_rise(signals))
-        if fall and level > 0:
+        self._guard.observe(signals.now, crowded, calm)
+        if self._guard.may_lower and level < self.max_level:
+            step = self.parameters.first_step * 2**self._rises_in_a_row
+            target = min(level + step, self.max_level)
+            return Decision(target, self._reason_to_rise(signals, used if full else None))
+        if self._guard.may_restore and level > 0:
             return Decision(0, self._reason_to_fall(signals))
         return None
 
     def moved(self, now: float, level: int) -> None:
         self._rises_in_a_row = self._rises_in_a_row + 1 if level > self._level else 0
         self._level = level
-        self._moved_at = now
-        self._rise.reset()
-        self._fall.reset()
+        self._guard.moved(now)
 
     def describe(self) -> dict[str, Any]:
-        options = self._options
         return {
             "name": self.name,
+            "mode": self._mode,
             "max_level": self.max_level,
-            "enter_pressure": options.enter_pressure,
-            "leave_pressure": options.leave_pressure,
-            "enter_queue_delay_s": options.enter_queue_delay_s,
-            "enter_hold_s": options.enter_hold_s,
-            "leave_hold_s": options.leave_hold_s,
-            "min_dwell_s": options.min_dwell_s,
+            **asdict(self.parameters),
         }
 
-    def _enter_threshold(self, signals: Signals) -> float:
-        """The pressure (over base pages) at which the capacity of this moment is nearly full."""
-        return self._options.enter_pressure * signals.capacity_pages / signals.base_pages
-
-    def _is_full(self, signals: Signals) -> bool:
-        return signals.pressure >= self._enter_threshold(signals)
+    def _expected_pages(self, signals: Signals) -> float:
+        """Pages in use after `lookahead_s`, if arrivals go on exceeding service."""
+        self._arrived.add(signals.now, signals.arrived_tokens_total)
+        self._served.add(signals.now, signals.served_tokens_total)
+        if signals.pressure <= self.parameters.leave_pressure:
+            return signals.used_pages
+        excess = max(0.0, self._arrived.per_s - self._served.per_s)
+        return signals.used_pages + excess * self.parameters.lookahead_s
 
     def _is_blocked(self, signals: Signals) -> bool:
-        return (
-            signals.admission_blocked and signals.oldest_wait_s >= self._options.enter_queue_delay_s
-        )
+        delay = self.parameters.enter_queue_delay_s
+        return signals.admission_blocked and signals.oldest_wait_s >= delay
 
-    def _reason_to_rise(self, signals: Signals) -> str:
-        if self._is_full(signals):
-            cause = f"pressure {signals.pressure:.2f} >= {self._enter_threshold(signals):.2f}"
+    def _reason_to_rise(self, signals: Signals, used: float | None) -> str:
+        if used is not None:
+            threshold = self.parameters.enter_pressure * signals.capacity_pages / signals.base_pages
+            what = "pressure" if used == signals.used_pages else "expected pressure"
+            cause = f"{what} {used / signals.base_pages:.2f} >= {threshold:.2f}"
         else:
-            delay = self._options.enter_queue_delay_s
+            delay = self.parameters.enter_queue_delay_s
             cause = f"admission blocked, oldest wait {signals.oldest_wait_s:.2f} s >= {delay:.2f} s"
-        return f"{cause} for {self._rise.seconds:.2f} s"
+        return f"{cause} for {self._guard.enter.seconds:.2f} s"
 
     def _reason_to_fall(self, signals: Signals) -> str:
-        threshold = self._options.leave_pressure
+        threshold = self.parameters.leave_pressure
         cause = f"pressure {signals.pressure:.2f} <= {threshold:.2f} and nothing waits"
-        return f"{cause} for {self._fall.seconds:.2f} s"
-
-
-def _check(options: MorphOptions) -> None:
-    enter, leave = options.enter_pressure, options.leave_pressure
-    if not 0 < enter <= 1:
-        raise ValueError(
-            f"--morph-enter-pressure is {enter}: give a fraction of the pages, above 0, at most 1"
-        )
-    if not 0 <= leave < enter:
-        raise ValueError(
-            f"--morph-leave-pressure is {leave}, --morph-enter-pressure {enter}: "
-            "the first must be 0 or more and below the second"
-        )
-    if options.max_level is not None and options.max_level < 0:
-        raise ValueError(f"--morph-max-level is {options.max_level}: give 0 (stay there) or more")
-    for name in ("enter_queue_delay_s", "enter_hold_s", "leave_hold_s", "min_dwell_s"):
-        seconds = getattr(options, name)
-        if not 0 <= seconds < inf:
-            flag = "--morph-" + name.replace("_", "-")
-            raise ValueError(f"{flag} is {seconds}: give seconds, 0 or more")
+        return f"{cause} for {self._guard.leave.seconds:.2f} s"

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -31,9 +32,9 @@ def brute_mean(readings: Sequence[Reading], start: float) -> float:
 
 
 def brute_maximum(readings: Sequence[Reading], start: float) -> float:
-    """Highest value in effect at any moment from `start` on."""
+    """Highest value in effect at any moment from `start` on, also if it ends right there."""
     ends = [moment for moment, _ in readings[1:]] + [float("inf")]
-    return max(value for (_, value), end in zip(readings, ends, strict=True) if end > start)
+    return max(value for (_, value), end in zip(readings, ends, strict=True) if end >= start)
 
 
 def feed(window: TimeWindow, steps: Sequence[Reading], begin: float) -> list[Reading]:
@@ -154,6 +155,34 @@ def test_evictable_pages_are_not_pressure(signals: MakeSignals) -> None:
     assert monitor.pressure.mean == 0.1
 
 
+def test_latencies_rates_and_retractions_are_in_the_summary(signals: MakeSignals) -> None:
+    monitor = Monitor(percentile=50.0)
+    for tick in range(11):
+        monitor.observe(
+            replace(
+                signals(float(tick)),
+                arrived_tokens_total=300 * tick,
+                served_tokens_total=100 * tick,
+                retractions_total=3,
+            )
+        )
+        monitor.request_finished(ttft_s=0.5, tpot_s=None if tick else 0.02)
+    summary = monitor.summary()
+    assert summary["arrived_tokens_per_s"] == pytest.approx(300)
+    assert summary["served_tokens_per_s"] == pytest.approx(100)
+    assert summary["ttft_s"]["p95"] == pytest.approx(0.5, rel=0.05)
+    assert (summary["ttft_s"]["count"], summary["tpot_s"]["count"]) == (11, 1)
+    assert (summary["requests_finished"], summary["retractions"]) == (11, 3)
+    assert monitor.ttft_s == pytest.approx(0.5, rel=0.05)
+    assert monitor.tpot_s == pytest.approx(0.02, rel=0.05)
+
+
+@pytest.mark.parametrize("percentile", [0.0, -1.0, 100.1, float("nan")])
+def test_a_percentile_lies_between_0_and_100(percentile: float) -> None:
+    with pytest.raises(ValueError, match="--morph-slo-percentile"):
+        Monitor(percentile=percentile)
+
+
 def elements(value: object) -> int:
     """Number of elements in all containers reachable from `value`."""
     if isinstance(value, dict):
@@ -166,14 +195,15 @@ def elements(value: object) -> int:
 
 def test_memory_is_fixed(signals: MakeSignals) -> None:
     monitor = Monitor()
-    peaks, levels = 3 * (50 + 1), 4  # A peak is an entry with two numbers in it.
-    limit = elements(monitor) + peaks + levels
+    # A peak, and a point of a rate, is an entry with two numbers in it; a rate's latest is apart.
+    peaks, rates, levels = 3 * (50 + 1), 2 * 3 * (50 + 2), 4
+    limit = elements(monitor) + peaks + rates + levels
     for tick in range(100_000):
         falling = 1000 - tick // 100  # The worst case for the maximum: ever smaller values.
         monitor.observe(signals(tick * 0.0007, used=falling, level=tick // 500 % 4))
         if tick % 1000 == 0:
             assert elements(monitor) <= limit
-    assert elements(monitor) > limit - 3 * 3
+    assert elements(monitor) > limit - 3 * 3 * 3
 
 
 def test_brain_imports_neither_torch_nor_sglang() -> None:

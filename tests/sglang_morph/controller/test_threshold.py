@@ -8,15 +8,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sglang_morph.controller.policy import Decision
+from sglang_morph.controller.policy_options import PolicyOptions
 from sglang_morph.controller.signals import Signals
 from sglang_morph.controller.threshold import ThresholdPolicy
-from sglang_morph.options import MorphOptions
 
-OPTIONS = MorphOptions(
+OPTIONS = PolicyOptions(
     enter_pressure=0.85,
     leave_pressure=0.6,
     enter_queue_delay_s=0.1,
@@ -326,8 +326,9 @@ class Since:
 
 
 @given(options, st.integers(0, 4), ticks)
+@settings(deadline=None)
 def test_acts_only_in_range_after_dwell_and_hold(
-    signals: MakeSignals, options: MorphOptions, top_level: int, ticks: list[Tick]
+    signals: MakeSignals, options: PolicyOptions, top_level: int, ticks: list[Tick]
 ) -> None:
     policy = ThresholdPolicy(options, top_level)
     ceiling = top_level if options.max_level is None else min(options.max_level, top_level)
@@ -364,8 +365,9 @@ def test_acts_only_in_range_after_dwell_and_hold(
 
 
 @given(options, st.integers(0, 6), st.floats(0.001, 2.0), st.booleans())
+@settings(deadline=None)
 def test_lasting_pressure_reaches_the_ceiling_and_its_end_returns_to_zero(
-    signals: MakeSignals, options: MorphOptions, top_level: int, tick: float, by_queue: bool
+    signals: MakeSignals, options: PolicyOptions, top_level: int, tick: float, by_queue: bool
 ) -> None:
     policy = ThresholdPolicy(options, top_level)
     ceiling = top_level if options.max_level is None else min(options.max_level, top_level)
