@@ -1,0 +1,127 @@
+"""A running server that workloads are replayed against, watched while they run."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sglang_morph.bench.exposure import full_precision_share, level_changes, tokens_by_level
+from sglang_morph.bench.prompts import count_tokens
+from sglang_morph.bench.record import Observed, Record, kv_pressure
+from sglang_morph.bench.replay import Finished, Replay, replay, run_loop
+from sglang_morph.bench.routes import Route
+from sglang_morph.bench.server_control import memory_of, server_info, settle
+from sglang_morph.bench.statistics import Slo, replay_row
+from sglang_morph.bench.workload import Workload
+from sglang_morph.demo.model_shape import ModelShape
+from sglang_morph.demo.samples import MetricsSampler, morph_samples, static_samples
+from sglang_morph.observability.event_log import read_events
+
+_GIB = 2**30
+_RETRACTED = "sglang:num_retracted_requests_total"
+_REST_S = 1.0
+"""Watched after the last answer, so that plots show the server at rest."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredServer:
+    """`event_log` is None for a server that doesn't morph, or whose log is out of reach."""
+
+    url: str
+    route: Route
+    model: Path
+    """Folder of the tokenizer."""
+    event_log: Path | None
+    settle_timeout_s: float
+    drain_timeout_s: float
+
+    def settle(self) -> None:
+        """Bring it to rest: idle, at level 0, with nothing cached. Raises `NotSettled`."""
+        settle(self.url, self.event_log is not None, self.settle_timeout_s)
+
+    def send(self, workload: Workload) -> Replay:
+        """Replay without watching: for warm-up."""
+        return run_loop(replay(self.url, self.route, workload, self.drain_timeout_s))
+
+    def measure(
+        self, workload: Workload, slo: Slo, tag: str, finished: Finished = lambda outcome: None
+    ) -> Record:
+        """Replay `workload`, and sum up what came and what the server did."""
+        info = server_info(self.url)
+        replayed, sampler = run_loop(self._watched(workload, finished))
+        observed = self._observed(replayed, sampler, info)
+        row = {
+            "tag": tag,
+            "backend": self.route.name,
+            "dataset_name": workload.name,
+            **replay_row(replayed, workload, slo),
+            "total_output_tokens_retokenized": count_tokens(
+                self.model, [outcome.text for outcome in replayed.outcomes if outcome.ok]
+            ),
+            "server_info": info,
+            "retracted_by_server": observed.retracted,
+            "transitions": len(observed.transitions),
+            "tokens_by_level": {str(k): v for k, v in observed.tokens_by_level.items()},
+            "full_precision_token_share": full_precision_share(observed.tokens_by_level),
+            "kv": kv_pressure(observed.samples),
+        }
+        return Record(row, replayed.outcomes, observed)
+
+    async def _watched(
+        self, workload: Workload, finished: Finished
+    ) -> tuple[Replay, MetricsSampler]:
+        sampler = MetricsSampler(self.url)
+        sampling = asyncio.create_task(sampler.run())
+        try:
+            replayed = await replay(self.url, self.route, workload, self.drain_timeout_s, finished)
+            await asyncio.sleep(_REST_S)
+        finally:
+            sampling.cancel()
+        return replayed, sampler
+
+    def _observed(
+        self, replayed: Replay, sampler: MetricsSampler, info: Mapping[str, Any] | None
+    ) -> Observed:
+        started, now = replayed.started, time.time()
+        events = [] if self.event_log is None else read_events(self.event_log)
+        transitions = [
+            event
+            for event in events
+            if event["kind"] == "transition"
+            and event["result"] == "completed"
+            and started <= event["time"] <= now
+        ]
+        samples = (
+            static_samples(sampler.readings, _shape(info))
+            if self.event_log is None
+            else morph_samples(events)
+        )
+        return Observed(
+            started=started,
+            samples=[sample for sample in samples if started <= sample.time <= now],
+            transitions=transitions,
+            retracted=_retracted(sampler),
+            tokens_by_level=tokens_by_level(replayed.outcomes, started, level_changes(events)),
+        )
+
+
+def _shape(info: Mapping[str, Any] | None) -> ModelShape:
+    """Sizes by what the server tells of its memory; zero where it doesn't."""
+    memory = memory_of(info) or {}
+    capacity = memory.get("token_capacity") or 0
+    return ModelShape(
+        layer_weight_bytes=round(_GIB * memory.get("weight", 0.0)),
+        page_bytes=round(_GIB * memory.get("kvcache", 0.0) / capacity) if capacity else 0,
+    )
+
+
+def _retracted(sampler: MetricsSampler) -> int:
+    """Retractions during the replay: the counter is the server's since its start."""
+    if not sampler.readings:
+        return 0
+    counts = [values.get(_RETRACTED, 0.0) for _, values in sampler.readings]
+    return int(counts[-1] - counts[0])

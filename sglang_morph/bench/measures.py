@@ -1,0 +1,51 @@
+"""The numbers of a comparison that the project keeps, one name each."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+import orjson
+
+from sglang_morph.bench.results import Comparison
+from sglang_morph.bench.sweep import Capacity
+from sglang_morph.bench.tables import estimate_of
+from sglang_morph.demo.report import Measure
+
+_KEPT = (
+    ("p95_ttft_s", "s"),
+    ("slo_attainment", ""),
+    ("goodput", "requests/s"),
+    ("throughput", "tokens/s"),
+    ("full_precision_token_share", ""),
+)
+
+
+def measures(found: Comparison, capacities: list[Capacity]) -> list[Measure]:
+    """Medians over runs, as `ab.WORKLOAD.ARM.what`; none has a bar."""
+    kept = [
+        Measure(f"ab.{workload}.{arm}.{key}", round(item.median, 4), unit)
+        for workload in found.workloads
+        for arm in found.arms
+        for key, unit in _KEPT
+        if (item := estimate_of(found, arm, workload, key)) is not None
+    ]
+    sweep = found.plan.sweep
+    return kept + [
+        Measure(
+            f"ab.{sweep.workload}.{capacity.arm}.capacity_rps",
+            round(capacity.sustained, 3),
+            "requests/s",
+        )
+        for capacity in capacities
+        if sweep is not None and capacity.sustained is not None
+    ]
+
+
+def write_measures(path: Path, found: Comparison, capacities: list[Capacity]) -> None:
+    """As JSON, with where they come from."""
+    content = {
+        **found.runs[0].report["origin"],
+        "measures": [asdict(measure) for measure in measures(found, capacities)],
+    }
+    path.write_bytes(orjson.dumps(content, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))

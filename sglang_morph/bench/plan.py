@@ -1,0 +1,158 @@
+"""The plan of a comparison: arms, workloads and how often, as written in a TOML file."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from sglang_morph.bench.routes import RouteName
+from sglang_morph.bench.statistics import Slo
+from sglang_morph.bench.workload import Name, WorkloadSpec
+
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+Count = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class PlanError(ValueError):
+    """A plan that can't be carried out. The message has the remedy."""
+
+
+class Arm(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One thing compared: a server's whole command line but for host and port."""
+
+    name: Name
+    command: str
+    """`python` at its start stands for the Python that runs the benchmark."""
+    env: dict[str, str] = {}
+    quality: dict[str, float] = {}
+    """Score of the answers by precision level (a static arm has only "0"), measured elsewhere."""
+
+    def words(self) -> list[str]:
+        words = shlex.split(self.command)
+        return [sys.executable, *words[1:]] if words[:1] in (["python"], ["python3"]) else words
+
+    @property
+    def morphs(self) -> bool:
+        """Whether its server has a memory backend that moves memory."""
+        return self._flag("--memory-backend") not in (None, "static")
+
+    @property
+    def real_weights(self) -> bool:
+        return self._flag("--load-format") != "dummy"
+
+    def _flag(self, flag: str) -> str | None:
+        words = self.words()
+        for position, word in enumerate(words):
+            name, equals, value = word.partition("=")
+            if name == flag:
+                return value if equals else words[position + 1 : position + 2][0]
+        return None
+
+
+class Steady(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Equal requests at equal distances."""
+
+    requests: Count = 8
+    rate: Positive = 2.0
+    input_tokens: Count = 128
+    output_tokens: Count = 32
+
+
+class Sweep(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Search for the highest rate of `workload` at which the SLO still holds."""
+
+    workload: Name
+    low: Positive
+    high: Positive
+    """Requests a second between which to search."""
+    steps: Count = 6
+    attainment: float = 0.9
+    """Share of requests that must meet the SLO."""
+
+
+class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Seconds, requests a second, tokens."""
+
+    name: str
+    model: Path
+    """Folder with the tokenizer that cuts the prompts."""
+    arms: list[Arm]
+    workloads: list[WorkloadSpec]
+    reference: Name | None = None
+    """Arm that the others are compared with, in every slot; by default the first."""
+    repetitions: Count = 3
+    seed: int = 0
+    route: RouteName = "sglang"
+    served_model: str = "default"
+    """What OpenAI requests name as their model."""
+    text: Path | None = None
+    """Prompts are cut out of it; None: the help topics of Python."""
+    slo: Slo = Slo()
+    warmup: Steady = Steady()
+    control: Steady | None = None
+    """Load so low that no arm may morph."""
+    sweep: Sweep | None = None
+    gpu_memory_gib: Positive | None = None
+    """Emulate a GPU with so much memory."""
+    gpu_static_fraction: Positive = 0.85
+    drain_timeout_s: Positive = 300.0
+    settle_timeout_s: Positive = 120.0
+    """For a server to be back at level 0 with no request left."""
+    start_timeout_s: Positive = 600.0
+    expected_start_s: Positive = 90.0
+    """What a server's start takes, for splitting the plan by time."""
+    verify_weights: bool = True
+    """Compare digests of the weights at the end of each morphing run."""
+
+    def __post_init__(self) -> None:
+        _check_names("arm", [arm.name for arm in self.arms])
+        _check_names("workload", [workload.name for workload in self.workloads])
+        if self.reference and self.reference not in {arm.name for arm in self.arms}:
+            raise ValueError(f"reference {self.reference!r} is none of the arms")
+        if self.sweep and self.sweep.workload not in {w.name for w in self.workloads}:
+            raise ValueError(f"the sweep's workload {self.sweep.workload!r} is none of the plan's")
+
+    @property
+    def reference_arm(self) -> str:
+        return self.reference or self.arms[0].name
+
+    def arm(self, name: str) -> Arm:
+        return next(arm for arm in self.arms if arm.name == name)
+
+
+def _check_names(what: str, names: list[str]) -> None:
+    if not names:
+        raise ValueError(f"the plan has no {what}")
+    if doubled := {name for name in names if names.count(name) > 1}:
+        raise ValueError(f"two {what}s are named {sorted(doubled)[0]!r}")
+
+
+def decode_path(kind: type, value: object) -> object:
+    """msgspec's hook for the one type here that it doesn't know."""
+    if kind is not Path:
+        raise NotImplementedError(f"no decoder for {kind}")
+    return Path(str(value))
+
+
+def read_plan(path: Path) -> Plan:
+    """Read a plan; its relative paths start at its folder. Raises `PlanError`."""
+    try:
+        plan = msgspec.toml.decode(path.read_bytes(), type=Plan, dec_hook=decode_path)
+    except OSError as error:
+        raise PlanError(f"{path}: {error.strerror}; give a plan that can be read") from error
+    except (msgspec.DecodeError, ValueError) as error:
+        raise PlanError(f"{path}: {error}") from error
+    folder = path.parent
+    return msgspec.structs.replace(
+        plan,
+        model=folder / plan.model,
+        text=None if plan.text is None else folder / plan.text,
+        workloads=[
+            msgspec.structs.replace(workload, trace=folder / workload.trace)
+            for workload in plan.workloads
+        ],
+    )
