@@ -106,7 +106,8 @@ class LayerSwapBackend(MemoryBackend):
         full, residual = self._layouts[index][FULL].nbytes, self._residuals[index]
         if residual is None:
             return full
-        return max(full, self._layouts[index][self._history[index][1]].nbytes + residual.data.nbytes)
+        lossless = self._layouts[index][self._history[index][1]].nbytes
+        return max(full, lossless + residual.data.nbytes)
 
     def _scratch_bytes(self) -> int:
         """A derived variant is made beside the slab it goes into, and rebuilt from beside it."""

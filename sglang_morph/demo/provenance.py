@@ -11,6 +11,8 @@ from pathlib import Path
 
 _PROJECT = Path(__file__).parents[2]
 _GIB = 2**30
+COMMIT_VARIABLE = "SGLANG_MORPH_COMMIT"
+"""Commit to record where the files are a copy without their history."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,8 @@ def provenance(command: str) -> Provenance:
 
 
 def _commit() -> str:
+    if (given := os.environ.get(COMMIT_VARIABLE)) is not None:
+        return given
     try:
         done = subprocess.run(
             ["git", "describe", "--always", "--dirty"],
@@ -45,7 +49,20 @@ def _commit() -> str:
 
 def _hardware() -> str:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / _GIB
-    return f"{_cpu_model()}, {os.cpu_count()} cores, {memory:.0f} GiB memory, no GPU used"
+    return f"{_gpu_model()}{_cpu_model()}, {os.cpu_count()} cores, {memory:.0f} GiB memory"
+
+
+def _gpu_model() -> str:
+    try:
+        done = subprocess.run(
+            ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"],
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return done.stdout.splitlines()[0] + ", "
 
 
 def _cpu_model() -> str:

@@ -1,0 +1,86 @@
+"""SGLang's offline engine, ours and stock with the plugin; and migration at every step."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sglang_morph.engine import Engine
+from tests.server.client import PROMPTS
+from tests.server.conftest import BASE_TOKENS, STRICT
+from tests.server.migrating_scheduler import MARK, run_migrating_scheduler_process
+
+GREEDY = {"temperature": 0, "max_new_tokens": 40, "ignore_eos": True}
+
+
+class MigratingEngine(Engine):
+    run_scheduler_process_func = staticmethod(run_migrating_scheduler_process)
+
+
+@pytest.fixture(scope="module")
+def engine(smollm2: Path) -> Iterator[MigratingEngine]:
+    os.environ.update(STRICT)
+    engine = MigratingEngine(
+        model_path=str(smollm2),
+        memory_backend="layer_swap",
+        morph_policy="manual",
+        max_total_tokens=BASE_TOKENS,
+        context_length=1024,
+    )
+    yield engine
+    engine.shutdown()
+    for name in STRICT:
+        os.environ.pop(name)
+
+
+def test_migrating_pages_in_every_step_changes_no_output(engine: MigratingEngine) -> None:
+    prompts = PROMPTS[:12]
+    plain = engine.generate(prompts, GREEDY)
+    engine.flush_cache()
+    ids = [f"{MARK}{i}" for i in range(len(prompts))]
+    migrating = engine.generate(prompts, GREEDY, rid=ids)
+    assert [a["output_ids"] for a in migrating] == [a["output_ids"] for a in plain]
+    # A step has one tick, and every token takes a step.
+    assert engine.morph("status").payload["migrated_by_test"] >= GREEDY["max_new_tokens"]
+
+
+def test_level_is_set_through_the_engine(engine: MigratingEngine) -> None:
+    before = engine.morph("verify").payload
+    assert engine.morph("set_level", level=2).success
+    engine.generate(PROMPTS[0], GREEDY)
+    assert engine.morph("status").payload["level"] == 2
+    assert engine.morph("set_level", level=0).success
+    engine.generate(PROMPTS[0], GREEDY)
+    assert engine.morph("verify").payload == before
+
+
+STOCK_SCRIPT = """
+import sys
+import sglang as sgl
+
+if __name__ == "__main__":
+    engine = sgl.Engine(model_path=sys.argv[1], device="cpu", max_total_tokens=512,
+                        context_length=512)
+    answer = engine.generate("The capital of France is", {"temperature": 0, "max_new_tokens": 8})
+    print("TEXT", answer["text"])
+    print("LEVELS", len(engine.get_server_info()["internal_states"][0]["morph"]["levels"]))
+    engine.shutdown()
+"""
+
+
+def test_stock_engine_takes_the_flags_from_the_environment(smollm2: Path, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(STOCK_SCRIPT)
+    command = [sys.executable, "-m", "sglang_morph.cli", "exec", "--memory-backend", "layer_swap"]
+    command += ["--", sys.executable, str(script), str(smollm2)]
+    done = subprocess.run(
+        command, env={**os.environ, **STRICT}, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "Paris" in done.stdout
+    assert "LEVELS 5" in done.stdout
