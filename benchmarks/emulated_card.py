@@ -9,6 +9,8 @@ comparison is of one run. Each gets the KV cache that the emulated card would le
 from __future__ import annotations
 
 import argparse
+import shlex
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,7 +63,9 @@ def main() -> None:
     rates = [float(rate) for rate in arguments.rates.split(",")]
     turns = [Turn(f"{rate:g} req/s, turn {i}", rate, seed=i) for i, rate in enumerate(rates)]
     results: dict[str, Any] = {
-        "origin": provenance(f"python -m benchmarks.emulated_card {common}"),
+        "origin": provenance(
+            shlex.join(["python", "-m", "benchmarks.emulated_card", *sys.argv[1:]])
+        ),
         "commands": commands,
         "turns": [],
     }

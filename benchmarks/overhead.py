@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import argparse
 import random
+import shlex
 import statistics
+import sys
 import threading
 import time
 from pathlib import Path
@@ -40,7 +42,9 @@ def main() -> None:
         "--memory-backend layer_swap --morph-policy manual",
     }
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    results: dict[str, Any] = {"origin": provenance(f"python -m benchmarks.overhead {common}")}
+    results: dict[str, Any] = {
+        "origin": provenance(shlex.join(["python", "-m", "benchmarks.overhead", *sys.argv[1:]]))
+    }
     with serving(commands, arguments.out.parent) as urls:
         batches = [int(size) for size in arguments.batches.split(",")]
         results["level0"] = compare(urls, batches, arguments.rounds)

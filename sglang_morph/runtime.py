@@ -100,7 +100,7 @@ class MorphRuntime:
             self._allocator,
             self._pool,
             publish=functools.partial(publish_capacity, scheduler),
-            order=functools.partial(_order_after_forward, scheduler),
+            order=functools.partial(order_after_forward, scheduler),
         )
         event_log = EventLog(self._options.event_log, self._options.sample_interval_s)
         event_log.start(
@@ -194,7 +194,7 @@ def create_runtime(options: MorphOptions) -> MorphRuntime:
     return MorphRuntime(options)
 
 
-def _order_after_forward(scheduler: Scheduler) -> None:
+def order_after_forward(scheduler: Scheduler) -> None:
     """Put the device work that follows, on the current stream, behind the forward in flight.
 
     The forward after that waits for the scheduler's stream anyway. The host does not wait.

@@ -34,6 +34,7 @@ def serve(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Serve:
         folder = tmp_path_factory.mktemp("server")
         command = [sys.executable, "-m", module, "--model-path", str(smollm2)]
         command += ["--max-total-tokens", str(BASE_TOKENS), "--context-length", "2048", *flags]
+        command.append("--sleep-on-idle")  # else an idle server takes a core from the next one
         with ServerProcess(command, env=STRICT, log=folder / "log.txt") as server:
             server.wait_ready(300, lambda passed: None)
             with httpx.Client(base_url=server.url, timeout=120) as http:

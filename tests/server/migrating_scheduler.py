@@ -7,11 +7,13 @@ from typing import Any
 import torch
 from sglang.srt.managers.scheduler import run_scheduler_process
 
+from memory_backends.base import PageRange
+from memory_backends.pages import to_tensor
 from patches.apply import install
 from patches.registry import SCHEDULER_PATCHES
 from sglang_morph.controller.reclaim import migrate
 from sglang_morph.controller.scheduler_view import page_tables
-from sglang_morph.runtime import MorphRuntime
+from sglang_morph.runtime import MorphRuntime, order_after_forward
 
 MARK = "migrate-"
 PAGES_A_STEP = 8
@@ -30,9 +32,11 @@ class MigratingRuntime(MorphRuntime):
             return
         allocator = tables.allocator
         free = torch.cat((allocator.free_pages, allocator.release_pages))
-        existing = torch.arange(1, allocator.size + 1)
+        base = PageRange(1, allocator.base_size + 1)
+        existing = to_tensor([base, *allocator.lent], free.device)
         used = existing[~torch.isin(existing, free)]
         number = min(PAGES_A_STEP, len(used), len(free))
+        order_after_forward(scheduler)
         migrate(self._some(used, number), self._some(free, number), tables)
         self.migrated += number
 

@@ -31,6 +31,7 @@ def engine(smollm2: Path) -> Iterator[MigratingEngine]:
         morph_policy="manual",
         max_total_tokens=BASE_TOKENS,
         context_length=1024,
+        sleep_on_idle=True,
     )
     yield engine
     engine.shutdown()
@@ -38,18 +39,30 @@ def engine(smollm2: Path) -> Iterator[MigratingEngine]:
         os.environ.pop(name)
 
 
-def test_migrating_pages_in_every_step_changes_no_output(engine: MigratingEngine) -> None:
+@pytest.mark.parametrize("level", [0, 2])
+def test_migrating_pages_in_every_step_changes_no_output(
+    engine: MigratingEngine, level: int
+) -> None:
+    """At level 2 also onto lent pages and off them."""
     prompts = PROMPTS[:12]
+    assert engine.morph("set_level", level=level).success
+    engine.generate(prompts[0], GREEDY)
+    assert engine.morph("status").payload["level"] == level
+    before = engine.morph("status").payload["migrated_by_test"]
+    engine.flush_cache()
     plain = engine.generate(prompts, GREEDY)
     engine.flush_cache()
     ids = [f"{MARK}{i}" for i in range(len(prompts))]
     migrating = engine.generate(prompts, GREEDY, rid=ids)
     assert [a["output_ids"] for a in migrating] == [a["output_ids"] for a in plain]
     # A step has one tick, and every token takes a step.
-    assert engine.morph("status").payload["migrated_by_test"] >= GREEDY["max_new_tokens"]
+    moved = engine.morph("status").payload["migrated_by_test"] - before
+    assert moved >= GREEDY["max_new_tokens"]
 
 
 def test_level_is_set_through_the_engine(engine: MigratingEngine) -> None:
+    assert engine.morph("set_level", level=0).success
+    engine.generate(PROMPTS[0], GREEDY)
     before = engine.morph("verify").payload
     assert engine.morph("set_level", level=2).success
     engine.generate(PROMPTS[0], GREEDY)
