@@ -18,7 +18,7 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One number with its bar and its origin."""
 
     name: str
-    """`area/what`, for example `demo/ttft_p95_ratio`."""
+    """Area and what, for example `layer_swap.level0.tpot_ratio.bs64`."""
     value: float | int | str | bool
     unit: str
     """Empty for a plain number or a yes/no."""

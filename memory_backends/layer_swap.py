@@ -40,17 +40,15 @@ from memory_backends.upload import UploadQueue
 class LayerSwapBackend(MemoryBackend):
     name = "layer_swap"
 
-    def __init__(self, restore_gbps: float | None = None) -> None:
-        """`restore_gbps`: upload rate of a restore, GB/s; None is as fast as the link goes."""
+    def __init__(self) -> None:
         self._depth = 0
-        self._restore_gbps = restore_gbps
 
     def adopt_weights(
         self, layers: Sequence[MorphableLayer], steps: Sequence[LayerStep], device: torch.device
     ) -> None:
         self._layers = list(layers)
         self._device = device
-        self._uploads = UploadQueue(device, self._restore_gbps)
+        self._uploads = UploadQueue(device)
         self._history: list[list[str]] = [[FULL] for _ in layers]
         """Per layer the variants it passes through in plan order, `full` first."""
         self._changes: list[_Change] = []

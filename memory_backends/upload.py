@@ -1,11 +1,10 @@
-"""Uploads from page-locked host memory on a stream of their own, in order, rate-limited.
+"""Uploads from page-locked host memory on a stream of their own, in order.
 
 The scheduler's thread only enqueues and queries: it never waits for a copy.
 """
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from dataclasses import dataclass
 
@@ -32,21 +31,13 @@ class UploadQueue:
     On a CPU the streams are torch's no-ops, and a copy is done when it is enqueued.
     """
 
-    def __init__(self, device: torch.device, gbps: float | None) -> None:
-        """`gbps`: at most so many GB/s, or None for as fast as the link goes."""
+    def __init__(self, device: torch.device) -> None:
         self._module = torch.get_device_module(device)
         self._stream = self._module.Stream()
-        self._bytes_per_second = None if gbps is None else gbps * 1e9
         self._pending: deque[_Transfer] = deque()
         self._in_flight: deque[tuple[int, torch.Event]] = deque()
         self._events: dict[int, torch.Event] = {}
         """Transfer -> event after its last chunk, once that is enqueued."""
-        self._allowance = 0.0
-        self._allowance_at = time.perf_counter()
-
-    @property
-    def busy(self) -> bool:
-        return bool(self._pending or self._in_flight)
 
     def begin(self) -> None:
         """What is added next waits for all work enqueued so far on the current stream."""
@@ -75,21 +66,11 @@ class UploadQueue:
         self._module.current_stream().wait_stream(self._stream)
 
     def pump(self) -> None:
-        """Enqueue as much as rate and window allow."""
+        """Enqueue as much as the window allows."""
         while self._in_flight and self._in_flight[0][1].query():
             self._in_flight.popleft()
-        now = time.perf_counter()
-        if self._bytes_per_second is not None:
-            earned = (now - self._allowance_at) * self._bytes_per_second
-            self._allowance = min(self._allowance + earned, float(IN_FLIGHT_BYTES))
-        self._allowance_at = now
-        while self._pending and self._may_enqueue():
+        while self._pending and sum(nbytes for nbytes, _ in self._in_flight) < IN_FLIGHT_BYTES:
             self._enqueue_chunk()
-
-    def _may_enqueue(self) -> bool:
-        if sum(nbytes for nbytes, _ in self._in_flight) >= IN_FLIGHT_BYTES:
-            return False
-        return self._bytes_per_second is None or self._allowance >= CHUNK_BYTES
 
     def _enqueue_chunk(self) -> None:
         transfer = self._pending[0]
@@ -100,7 +81,6 @@ class UploadQueue:
             event = self._module.Event()
             event.record(self._stream)
         self._in_flight.append((stop - transfer.done, event))
-        self._allowance -= stop - transfer.done
         transfer.done = stop
         if stop == transfer.source.numel():
             self._events[transfer.key] = event

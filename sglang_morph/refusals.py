@@ -107,6 +107,8 @@ REFUSALS: tuple[Refusal, ...] = (
     _other_than("kv_canary", ("none",), "it watches pages that a shrink moves"),
     # Weights
     _given("quantization", "layers that are quantized already cannot be lowered further"),
+    _given("modelopt_quant", "layers that are quantized already cannot be lowered further"),
+    _given("quantize_and_serve", "layers that are quantized already cannot be lowered further"),
     _given("torchao_config", "layers that are quantized already cannot be lowered further"),
     _given("enable_lora", "adapters wrap the linears whose method a level switches"),
     _given("lora_paths", "adapters wrap the linears whose method a level switches"),

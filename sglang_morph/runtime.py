@@ -28,8 +28,8 @@ from sglang_morph.observability.event_log import EventLog
 from sglang_morph.observability.metrics import MorphMetrics
 from sglang_morph.options import MorphOptions
 from sglang_morph.precision.layers import find_morphable_layers
-from sglang_morph.precision.plan import ModelIdentity, PrecisionPlan, default_plan
-from sglang_morph.precision.variants.registry import default_variants
+from sglang_morph.precision.plan import PrecisionPlan
+from sglang_morph.preflight import make_plan
 from sglang_morph.weights_digest import weights_digest
 
 if TYPE_CHECKING:
@@ -52,7 +52,8 @@ class MorphRuntime:
     def adopt_weights(self, model_runner: ModelRunner) -> None:
         self._model_runner = model_runner
         device = torch.device(model_runner.device)
-        self._plan = self._make_plan(device)
+        config = model_runner.model_config.hf_text_config
+        self._plan: PrecisionPlan = make_plan(config, self._options, device.type)
         layers = find_morphable_layers(model_runner.model, self._plan.variants)
         self._backend.adopt_weights(layers, self._plan.steps, device)
 
@@ -162,7 +163,9 @@ class MorphRuntime:
     def handle_control(self, request: MorphControlReq) -> MorphControlReqOutput:
         try:
             payload = self._answer(request.action, request.argument)
-        except (ValueError, KeyError) as error:
+        except KeyError as error:
+            return MorphControlReqOutput(success=False, message=f"{error} is missing", payload={})
+        except ValueError as error:
             return MorphControlReqOutput(success=False, message=str(error), payload={})
         return MorphControlReqOutput(success=True, message="", payload=payload)
 
@@ -178,15 +181,6 @@ class MorphRuntime:
                 "level": self._controller.executor.level,
             }
         raise ValueError(f"unknown action {action!r}")
-
-    def _make_plan(self, device: torch.device) -> PrecisionPlan:
-        identity = ModelIdentity.from_hf_config(self._model_runner.model_config.hf_config)
-        if self._options.plan is not None:
-            plan = PrecisionPlan.load(self._options.plan)
-            plan.check_model(identity)
-            return plan
-        variants = self._options.variants or default_variants(device.type)
-        return default_plan(identity, variants, self._options.order)
 
 
 def create_runtime(options: MorphOptions) -> MorphRuntime:

@@ -11,6 +11,7 @@ from patches.registry import SCHEDULER_PATCHES, SERVER_PATCHES
 from sglang_morph.cpu import fill_cpu_defaults
 from sglang_morph.observability.control import MorphControlReqOutput
 from sglang_morph.options import MorphOptions
+from sglang_morph.refusals import MorphRefusal
 
 HTTP_SERVER = "sglang.srt.entrypoints.http_server"
 
@@ -29,7 +30,13 @@ class MorphServerRuntime:
     def before_start(self, server_args: Any) -> None:
         from sglang_morph.server_args import check_arguments
 
-        check_arguments(server_args, self._options)
+        try:
+            check_arguments(server_args, self._options)
+        except MorphRefusal as refusal:
+            if HTTP_SERVER not in sys.modules:
+                raise  # an Engine: its caller may want to handle it
+            print(f"sglang_morph: {refusal}", file=sys.stderr, flush=True)
+            raise SystemExit(2) from refusal
         # Imported by now if this process will serve HTTP; an Engine does without.
         if HTTP_SERVER in sys.modules:
             add_routes()

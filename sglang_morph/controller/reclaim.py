@@ -94,7 +94,7 @@ def migrate(source: torch.Tensor, target: torch.Tensor, tables: PageTables) -> N
     new_id = torch.arange(tables.pool.size + 1, dtype=torch.int64, device=source.device)
     new_id[source] = target
     rows, ids = _request_ids(tables, new_id)
-    nodes = list(_nodes(tables.tree_cache.root_node))
+    nodes = list(_nodes(tables.tree_cache))
     values = _node_values(nodes, new_id)
 
     tables.allocator.exchange(taken=target, returned=source)
@@ -138,9 +138,9 @@ def _node_values(nodes: Sequence[TreeNode], new_id: torch.Tensor) -> list[torch.
     return [value.clone() for value in ids.split([len(node.value) for node in nodes])]
 
 
-def _nodes(root: TreeNode) -> Iterable[TreeNode]:
-    """All nodes below `root` that hold KV."""
-    pending = list(root.children.values())
+def _nodes(tree_cache: RadixCache) -> Iterable[TreeNode]:
+    """All nodes that hold KV; none where prefixes are not cached (`--disable-radix-cache`)."""
+    pending = [] if tree_cache.is_chunk_cache() else list(tree_cache.root_node.children.values())
     while pending:
         node = pending.pop()
         if node.value is not None:

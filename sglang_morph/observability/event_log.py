@@ -30,8 +30,8 @@ is monotonic seconds), `used_pages`, `pressure` (used over base pages), `bytes` 
 `trigger` holds the numbers a policy acts on: `pressure`, `used_pages`, `capacity_pages`,
 `oldest_wait_s`, `admission_blocked`. `from` and `to` are precision levels.
 
-A policy repeats its decision every tick until it is carried out, and a transition may be deferred
-or fail tick after tick: the same row is written again only after `REPEAT_S` seconds.
+A `decision` is written when it is carried out. A transition may be deferred or fail every tick:
+the same row is written again only after `REPEAT_S` seconds.
 """
 
 from __future__ import annotations

@@ -9,8 +9,6 @@ from typing import Any
 
 import httpx
 
-from memory_backends.base import FULL
-
 PROMPTS = [
     "The capital of France is",
     "Once upon a time, in a land far away, there lived a",
@@ -99,9 +97,4 @@ class Client:
         assert self.generate("Hello", 2)["meta_info"]["completion_tokens"] == 2
         log = self.log.read_text(errors="replace")
         for complaint in ("leak detected", "Mem Leak", "Traceback", "rolled back"):
-            assert complaint not in log, log[log.index(complaint) - 2000 :][:4000]
-
-
-def lowered(status: dict[str, Any], level: int) -> int:
-    """Layers below full precision at `level`."""
-    return sum(variant != FULL for variant in status["levels"][level]["variants"])
+            assert complaint not in log, log[max(0, log.index(complaint) - 2000) :][:4000]

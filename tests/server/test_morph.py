@@ -37,12 +37,10 @@ def test_lent_capacity_admits_waiting_requests_at_once(elastic: Client) -> None:
     """No running request has to finish first, although SGLang had marked the batch as full."""
     with ThreadPoolExecutor(12) as pool:
         futures = elastic.start(pool, 12, tokens=160)
-        _wait(lambda: elastic.status()["monitor"]["latest"]["admission_blocked"])
-        blocked = elastic.status()["monitor"]["latest"]
+        _wait(lambda: _all_there(elastic, 12) and _latest(elastic)["admission_blocked"])
         elastic.set_level(2)
         _wait(lambda: elastic.status()["monitor"]["latest"]["waiting"] == 0)
-        latest = elastic.status()["monitor"]["latest"]
-        assert latest["running"] == blocked["running"] + blocked["waiting"] == 12
+        assert _latest(elastic)["running"] == 12
         assert not any(future.done() for future in futures)
         assert [len(f.result()["output_ids"]) for f in futures] == [160] * 12
 
@@ -80,30 +78,35 @@ def test_requests_keep_running_through_50_level_changes(
 def test_an_abort_during_a_transition(elastic: Client, start: int, target: int) -> None:
     """The level and the abort reach the scheduler between the same two steps."""
     elastic.go_to(start)
-    for _ in range(5):
-        with ThreadPoolExecutor(10) as pool:
-            futures = elastic.start(pool, 6, tokens=64)
-            _wait(lambda: elastic.status()["monitor"]["latest"]["running"] == 6)
+    number, tokens = (6, 64) if target else (10, 100)  # a shrink finds lent pages in use
+    migrated = _migrated(elastic)
+    for _ in range(4):
+        with ThreadPoolExecutor(14) as pool:
+            futures = elastic.start(pool, number, tokens)
+            _wait(lambda: _latest(elastic)["running"] == number)
             moved = pool.submit(elastic.set_level, target)
             aborted = pool.submit(elastic.http.post, "/abort_request", json={"rid": "r1"})
             moved.result()
             assert aborted.result().status_code == httpx.codes.OK
             reasons = [f.result()["meta_info"]["finish_reason"]["type"] for f in futures]
-        assert reasons == ["length", "abort", "length", "length", "length", "length"]
+        assert reasons == ["length", "abort", *["length"] * (number - 2)]
         elastic.wait_level(target)
         elastic.go_to(start)
+    if target == 0:
+        assert _migrated(elastic) > migrated
 
 
 def test_a_client_that_disconnects_during_a_transition(elastic: Client) -> None:
     body = {
         "text": "Once upon a time",
         "stream": True,
-        "sampling_params": {"max_new_tokens": 400, "ignore_eos": True},
+        "sampling_params": {"max_new_tokens": 900, "ignore_eos": True},
     }
     with elastic.http.stream("POST", "/generate", json=body) as answer:
         next(answer.iter_lines())
         elastic.set_level(3)
-    _wait(lambda: elastic.status()["monitor"]["latest"]["running"] == 0)
+    # Far sooner than 900 tokens take.
+    _wait(lambda: elastic.status()["monitor"]["latest"]["running"] == 0, timeout_s=8)
     elastic.go_to(0)
 
 
@@ -138,6 +141,19 @@ def test_weights_cannot_be_replaced_behind_the_backups(elastic: Client) -> None:
     answer = elastic.http.post("/update_weights_from_disk", json={"model_path": "elsewhere"})
     assert answer.status_code == httpx.codes.BAD_REQUEST
     assert "layer_swap" in answer.text or "memory backend" in answer.text
+
+
+def _latest(client: Client) -> dict[str, Any]:
+    return client.status()["monitor"]["latest"]
+
+
+def _all_there(client: Client, number: int) -> bool:
+    latest = _latest(client)
+    return latest["running"] + latest["waiting"] == number
+
+
+def _migrated(client: Client) -> float:
+    return _gauge(client.http.get("/metrics").text, "sglang_morph:pages_migrated_total")
 
 
 def _completed(client: Client) -> int:

@@ -37,6 +37,8 @@ REFUSED: dict[str, Any] = {
     "SGLANG_ENABLE_POST_CAPTURE_KV_SIZING": "1",
     "--kv-canary": "log",
     "--quantization": "awq",
+    "--modelopt-quant": "fp8",
+    "--quantize-and-serve": True,
     "--torchao-config": "int8wo",
     "--enable-lora": True,
     "--lora-paths": ["adapter"],
