@@ -99,7 +99,7 @@ class MemoryBackend(ABC):
     """Moves bytes between weights and KV pages. All calls come from the scheduler thread.
 
     Life: `adopt_weights` (after loading) -> `kv_budget` (while SGLang sizes its pools) ->
-    `allocate` (base pages are known) -> any number of `lower` / `withdrawable` / `restore`.
+    `allocate` (base pages are known) -> any number of `lower`, or `prepare`, `ready`, `restore`.
     A *depth* is the number of plan steps applied; 0 is full precision.
     """
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 import torch
@@ -189,8 +190,9 @@ class LayerSwapBackend(MemoryBackend):
     def layers_lowered(self) -> int:
         return len({change.layer for change in self._changes[: self._depth]})
 
-    @property
+    @cached_property
     def host_bytes(self) -> int:
+        """Read only once the arena exists; constant from then on."""
         return sum(self._host_bytes())
 
     def report(self) -> MemoryReport:
@@ -277,12 +279,17 @@ class LayerSwapBackend(MemoryBackend):
         parts, rest = self._scratch[:head], self._scratch[head : head + tail]
         parts.copy_(self._arena.slab(index)[:head])
         rest.copy_(self._tail_for(index))
-        self._layers[index].rebuild(
-            variant,
-            self._layouts[index][variant].views(parts),
-            residual.layout.views(rest),
-            self._views[index][FULL],
-        )
+        try:
+            self._layers[index].rebuild(
+                variant,
+                self._layouts[index][variant].views(parts),
+                residual.layout.views(rest),
+                self._views[index][FULL],
+            )
+        except Exception as error:
+            self._arena.slab(index)[:head].copy_(parts)
+            self._tail_for(index).copy_(rest)
+            raise BackendError(f"rebuilding layer {index} failed: {error}") from error
         self._layers[index].bind(FULL, self._views[index][FULL])
 
     def _copy_image(self, index: int, variant: str) -> None:

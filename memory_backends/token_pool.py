@@ -45,6 +45,12 @@ class ElasticTokenToKVPoolAllocator(TokenToKVPoolAllocator):
         """Pages lent now."""
         return count(self._lent)
 
+    def alloc(self, need_size: int) -> torch.Tensor | None:
+        # Stock merges only when the sorted part runs out: freed base pages would lie idle.
+        if self._lent and len(self.release_pages) > len(self.free_pages) // 16:
+            self.merge_and_sort_free()
+        return super().alloc(need_size)
+
     def clear(self) -> None:
         """All pages free: base and lent ones, never those that weights hold."""
         super().clear()  # resets release_pages and the free group; its free list is replaced

@@ -1,7 +1,7 @@
 """Decode graphs for every level of a plan, over the same addresses.
 
 A graph replays the kernels it was captured with, so each level needs its own: the key carries the
-depth. Between two levels, while a restore is under way, there is none and decoding is eager.
+depth. At a depth between two levels, after a restore's step has failed, decoding is eager.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from typing import Any
+
+import torch
 
 from memory_backends.base import MemoryBackend
 
@@ -22,9 +24,6 @@ def level_graph_runner(base: type, backend: MemoryBackend, depths: Sequence[int]
     """
 
     class LevelDecodeCudaGraphRunner(base):
-        missing = 0
-        """Decode steps that ran eagerly because their depth has no graph."""
-
         def _make_graph_key(
             self, size: int, stream_idx: int | None = None, variant_label: str | None = None
         ) -> Any:
@@ -33,10 +32,7 @@ def level_graph_runner(base: type, backend: MemoryBackend, depths: Sequence[int]
 
         def can_run_graph(self, forward_batch: Any) -> bool:
             # SGLang compares the batch size only: a key that is missing must mean eager.
-            if backend.depth not in depths:
-                self.missing += 1
-                return False
-            return bool(super().can_run_graph(forward_batch))
+            return backend.depth in depths and bool(super().can_run_graph(forward_batch))
 
         def _capture_one_stream(self, stream_idx: int | None = None) -> None:
             for depth in depths:
@@ -46,5 +42,6 @@ def level_graph_runner(base: type, backend: MemoryBackend, depths: Sequence[int]
                 super()._capture_one_stream(stream_idx)
             backend.prepare(0)
             backend.restore(0)
+            torch.cuda.current_stream().synchronize()  # forwards run on another stream
 
     return LevelDecodeCudaGraphRunner

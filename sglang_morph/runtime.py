@@ -56,6 +56,7 @@ class MorphRuntime:
         self._plan: PrecisionPlan = make_plan(config, self._options, device.type)
         layers = find_morphable_layers(model_runner.model, self._plan.variants)
         self._backend.adopt_weights(layers, self._plan.steps, device)
+        self._kernels = layers[0].kernels
 
     def kv_budget(self, available_bytes: int) -> int:
         return self._backend.kv_budget(available_bytes)
@@ -103,6 +104,7 @@ class MorphRuntime:
             publish=functools.partial(publish_capacity, scheduler),
             order=functools.partial(order_after_forward, scheduler),
         )
+        publish_capacity(scheduler, self._allocator.size)  # an SGLang without a holder fails here
         event_log = EventLog(self._options.event_log, self._options.sample_interval_s)
         event_log.start(
             self._options,
@@ -156,6 +158,7 @@ class MorphRuntime:
                 for k, steps in enumerate(self._plan.levels)
             ],
             "plan_digest": self._plan.digest,
+            "kernels": self._kernels,
             "bytes": {field: getattr(report, field) for field in report.__slots__},
             **self._controller.status(),
         }

@@ -71,6 +71,8 @@ class Controller:
             self._continue_restore(signals)
         elif decision is not None:
             self._carry_out(decision, signals)
+        else:
+            self._obstacle = None
 
     def relieve(self, batch: ScheduleBatch) -> bool:
         """The next decode step lacks pages: go up just far enough, whatever the dwell.
@@ -88,6 +90,8 @@ class Controller:
         decision = Decision(target, f"the next decode step lacks {missing} pages")
         if self._carry_out(decision, signals).result != "completed":
             return False
+        # The scheduler is in the middle of a step: its own running batch may be another object.
+        batch.batch_is_full = False
         self.monitor.emergency()
         self._log.emergency(self.revision, decision, signals)
         if self._metrics:
@@ -148,7 +152,8 @@ class Controller:
             self._restore = (decision, signals)
             self._continue_restore(signals)
         elif outcome.result == "completed":
-            self._restore = None
+            # One that was stopped short goes on, down to the level just lent for.
+            self._restore = (decision, signals) if self.executor.restoring else None
             self.policy.moved(signals.now, self.executor.level)
         return outcome
 

@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
+
 from memory_backends.base import BackendError, MemoryBackend, PageRange
 from memory_backends.kv_pool import ElasticMHATokenToKVPool
 from memory_backends.pages import count, subtract
@@ -123,6 +125,9 @@ class Executor:
                 # A restore under way stops short: its uploads must not reach tails lent again.
                 self._backend.prepare(depth)
         except BackendError as error:
+            if self.restoring:
+                # lower() dropped the uploads of the restore under way.
+                self._backend.prepare(self._lent_depth)
             return Outcome(source, target, "rolled_back", error=str(error))
         pages = self._to_lend(depth)
         self._pool.zero_pages(pages)
@@ -145,8 +150,8 @@ class Executor:
         try:
             self._order()
             done = reclaim(pages, tables)
-        except DoesNotFit as error:
-            return Outcome(source, target, "deferred", error=str(error))
+        except (DoesNotFit, torch.OutOfMemoryError) as error:
+            return Outcome(source, target, "deferred", error=str(error).partition("\n")[0])
         self._lent_depth = depth
         self._restore_began, self._restore_source = began, source
         self._publish(self._allocator.size)

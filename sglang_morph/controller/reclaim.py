@@ -58,7 +58,7 @@ def held_pages(tables: PageTables) -> int:
 
 
 def reclaim(ranges: Sequence[PageRange], tables: PageTables) -> Reclaimed:
-    """Withdraw the lent pages `ranges`. Raises `DoesNotFit` before anything has changed.
+    """Withdraw the lent pages `ranges`, or raise `DoesNotFit` and leave every page where it is.
 
     Cached prefixes are evicted by SGLang's own order, and only as many as do not fit; the others
     migrate. Copies are enqueued on the current stream.
@@ -96,13 +96,16 @@ def migrate(source: torch.Tensor, target: torch.Tensor, tables: PageTables) -> N
     rows, ids = _request_ids(tables, new_id)
     nodes = list(_nodes(tables.tree_cache))
     values = _node_values(nodes, new_id)
+    chunked = tables.chunked
+    prefix = None if chunked is None else new_id[chunked.prefix_indices.long()]
 
     tables.allocator.exchange(taken=target, returned=source)
-    tables.req_to_token_pool.req_to_token[rows, : ids.shape[1]] = ids
+    if rows is not None:
+        tables.req_to_token_pool.req_to_token[rows, : ids.shape[1]] = ids
     for node, value in zip(nodes, values, strict=True):
         node.value = value
-    if tables.chunked is not None:
-        tables.chunked.prefix_indices = new_id[tables.chunked.prefix_indices.long()]
+    if chunked is not None:
+        chunked.prefix_indices = prefix
 
 
 def requests_with_kv(batches: Iterable[Iterable[Req]]) -> list[Req]:
@@ -116,18 +119,27 @@ def requests_with_kv(batches: Iterable[Iterable[Req]]) -> list[Req]:
     return list(found.values())
 
 
-def _request_ids(tables: PageTables, new_id: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Row numbers of all requests, and their new page ids `[requests, longest]`.
+ROWS_AT_ONCE = 64
+"""Rows of the request table that are gathered together: bounds the temporary memory."""
+
+
+def _request_ids(
+    tables: PageTables, new_id: torch.Tensor
+) -> tuple[torch.Tensor | None, torch.Tensor]:
+    """Row numbers of all requests (None without any), and their new page ids `[requests, longest]`.
 
     Entries behind a row's allocated length are stale and are written before they are read, so it
-    does no harm to map them too; one gather serves all rows.
+    does no harm to map them too.
     """
     table = tables.req_to_token_pool.req_to_token
+    if not tables.requests:
+        return None, table[:0]
     rows = torch.tensor(
         [req.req_pool_idx for req in tables.requests], dtype=torch.int64, device=table.device
     )
-    width = max((req.kv.kv_allocated_len for req in tables.requests), default=0)
-    return rows, new_id[table[rows, :width].long()].to(table.dtype)
+    width = max(req.kv.kv_allocated_len for req in tables.requests)
+    narrow = new_id.to(table.dtype)
+    return rows, torch.cat([narrow[table[block, :width]] for block in rows.split(ROWS_AT_ONCE)])
 
 
 def _node_values(nodes: Sequence[TreeNode], new_id: torch.Tensor) -> list[torch.Tensor]:

@@ -81,5 +81,8 @@ def growth_reserve(scheduler: Scheduler) -> int:
         min(r.sampling_params.max_new_tokens - len(r.output_ids), CLIP_MAX_NEW_TOKENS)
         for r in admitted.values()
     )
-    unread = len(chunked.origin_input_ids) - len(chunked.prefix_indices) if chunked else 0
+    unread = 0
+    if chunked is not None:
+        prompt = len(chunked.origin_input_ids) + len(chunked.output_ids)
+        unread = prompt - len(chunked.prefix_indices)
     return int(growth * scheduler.new_token_ratio_tracker.current) + len(admitted) + unread

@@ -147,3 +147,53 @@ def test_lending_again_stops_the_uploads_of_a_restore() -> None:
         assert system.admit([token] * 12)
     system.executor.advance()
     system.check()
+
+
+class FragileNestedLayer(NestedToyLayer):
+    """Fails once in `derive` or `rebuild`."""
+
+    fail_in: str | None = None
+
+    def _fail(self, where: str) -> None:
+        if self.fail_in == where:
+            self.fail_in = None
+            raise RuntimeError("no luck")
+
+    def derive(self, variant: str, full: TensorMap, out: TensorMap) -> None:
+        self._fail("derive")
+        super().derive(variant, full, out)
+
+    def rebuild(
+        self, variant: str, tensors: TensorMap, residual: TensorMap, out: TensorMap
+    ) -> None:
+        out["weight"][: len(out["weight"]) // 2] = 0
+        self._fail("rebuild")
+        super().rebuild(variant, tensors, residual, out)
+
+
+def test_a_failed_rebuild_keeps_the_lower_precision_and_is_tried_again() -> None:
+    system = SmallSystem(layer_type=FragileNestedLayer)
+    system.executor.move(3, system.tables, lambda: 0)
+    system.layers[2].fail_in = "rebuild"
+    system.executor.move(0, system.tables, lambda: 0)
+    results = []
+    while system.executor.restoring:
+        outcome = system.executor.advance()
+        system.check()
+        results.append(outcome.result if outcome else None)
+    assert "rolled_back" in results
+    assert results[-1] == "completed"
+
+
+def test_a_failed_emergency_does_not_stop_the_restore_under_way() -> None:
+    system = SmallSystem(layer_type=FragileNestedLayer)
+    system.executor.move(2, system.tables, lambda: 0)
+    system.executor.move(0, system.tables, lambda: 0)
+    assert system.executor.restoring
+    system.layers[3].fail_in = "derive"
+    assert system.executor.move(3, system.tables, lambda: 0).result == "rolled_back"
+    for _ in range(10):
+        system.executor.advance()
+        system.check()
+    assert not system.executor.restoring
+    assert system.executor.level == 0

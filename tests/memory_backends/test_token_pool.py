@@ -69,3 +69,13 @@ def test_pages_in_an_open_free_group_stop_a_reclaim(system: SmallSystem) -> None
     with pytest.raises(RuntimeError, match="close it first"):
         allocator.used_in(lendable(system))
     allocator.free_group_end()
+
+
+def test_freed_base_pages_are_used_again_before_lent_ones(system: SmallSystem) -> None:
+    allocator = system.allocator
+    allocator.lend(system.backend.lendable(4))
+    held = allocator.alloc(20)
+    for _ in range(10):
+        allocator.free(held[:5])
+        held = torch.cat((held[5:], allocator.alloc(5)))
+    assert int(held.max()) <= allocator.base_size
