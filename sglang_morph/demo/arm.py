@@ -54,6 +54,11 @@ class ArmSetup:
     def server_log(self) -> Path:
         return self.output / f"{self.backend}.log"
 
+    def shown_command(self) -> list[str]:
+        """`command` as it reads on any machine."""
+        own = {sys.executable: "python", str(self.checkpoint): self.checkpoint.name}
+        return [own.get(word, word) for word in self.command()]
+
     def command(self) -> list[str]:
         command = [sys.executable, "-m", "sglang_morph.launch_server"]
         command += ["--model-path", str(self.checkpoint), "--device", "cpu", "--dtype", "float32"]

@@ -216,7 +216,7 @@ def write_results(
     arms: list[dict[str, Any]] = [
         {
             "summary": asdict(summary),
-            "command": run.setup.command(),
+            "command": run.setup.shown_command(),
             "requests": [
                 {
                     **asdict(result),
