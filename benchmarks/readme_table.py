@@ -34,7 +34,7 @@ _DEMO_ROWS = (
 
 
 def results_section(rows: Sequence[Row]) -> str:
-    """Markdown: the demo's comparison, then every other number with its bar and command."""
+    """Markdown: the demo's comparison, then every other number, also where it misses its bar."""
     demo = {row.name.removeprefix(_DEMO): row for row in rows if row.name.startswith(_DEMO)}
     others = [row for row in rows if not row.name.startswith(_DEMO)]
     parts = [_demo_table(demo)] if demo else []
@@ -56,11 +56,20 @@ def _cell(demo: dict[str, Row], names: Sequence[str]) -> str:
 
 
 def _plain_table(rows: Sequence[Row]) -> str:
-    lines = [_line("number", "value", "bar", "command"), _line("---", "---:", "---", "---")]
+    lines = [
+        _line("number", "value", "bar", "holds", "command", "hardware"),
+        _line("---", "---:", "---", "---", "---", "---"),
+    ]
     for row in rows:
         value = f"{_text(row.value)} {row.unit}".strip()
-        lines.append(_line(row.name, value, row.bar, f"`{row.command}`"))
-    return "\n".join(lines)
+        command, hardware = row.command.partition(" --")[0], row.hardware.partition(",")[0]
+        holds = _text(row.holds)
+        lines.append(_line(row.name, value, row.bar, holds, f"`{command}`", hardware))
+    note = (
+        "Whole commands, dates, commits and raw data are in "
+        "[acceptance.json](benchmarks/results/acceptance.json)."
+    )
+    return "\n".join([*lines, "", note])
 
 
 def _line(*cells: str) -> str:

@@ -51,6 +51,7 @@ class Controller:
         self._backend = backend
         self._log = event_log
         self._metrics = metrics
+        self._level_pages = executor.level_pages
         self._retry_at = 0.0
         self._restore: tuple[Decision, Signals] | None = None
         """What began the restore under way."""
@@ -123,7 +124,9 @@ class Controller:
         }
 
     def _read(self) -> Signals:
-        return read_signals(self._scheduler, self.executor.level, self.counts, self.monitor)
+        return read_signals(
+            self._scheduler, self.executor.level, self._level_pages, self.counts, self.monitor
+        )
 
     def _level_that_adds(self, pages: int) -> int | None:
         """The lowest higher level that lends `pages` more, if the policy allows one."""

@@ -76,6 +76,12 @@ class Executor:
         """Where the weights are going; equals `level` unless a restore is under way."""
         return self._levels.index(self._lent_depth)
 
+    @property
+    def level_pages(self) -> tuple[int, ...]:
+        """Capacity at every level: base pages, page 0 not counted, and those lent there."""
+        base = self._allocator.base_size
+        return tuple(base + count(self._backend.lendable(depth)) for depth in self._levels)
+
     def gain(self, level: int) -> int:
         """Pages that moving up to `level` would add to the KV pool now."""
         return count(self._to_lend(self._levels[level]))

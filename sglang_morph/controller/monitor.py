@@ -25,7 +25,12 @@ DEFAULT_LATENCY_WINDOW_S = 30.0
 
 def signal_values(signals: Signals) -> dict[str, Any]:
     """The reading as plain JSON values: its fields, and `used_pages` and `pressure`."""
-    return {**asdict(signals), "used_pages": signals.used_pages, "pressure": signals.pressure}
+    return {
+        **asdict(signals),
+        "level_pages": list(signals.level_pages),
+        "used_pages": signals.used_pages,
+        "pressure": signals.pressure,
+    }
 
 
 def latency_percentiles(window: LatencyWindow) -> dict[str, float]:

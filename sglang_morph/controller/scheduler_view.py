@@ -19,7 +19,11 @@ if TYPE_CHECKING:
 
 
 def read_signals(
-    scheduler: Scheduler, level: int, counts: RequestCounts, monitor: Monitor
+    scheduler: Scheduler,
+    level: int,
+    level_pages: tuple[int, ...],
+    counts: RequestCounts,
+    monitor: Monitor,
 ) -> Signals:
     """One reading, in constant time and without a device synchronisation."""
     allocator, queue = scheduler.token_to_kv_pool_allocator, scheduler.waiting_queue
@@ -38,6 +42,7 @@ def read_signals(
         oldest_wait_s=oldest_wait,
         admission_blocked=bool(queue) and scheduler.running_batch.batch_is_full,
         level=level,
+        level_pages=level_pages,
         waiting_tokens=tokens,
         arrived_tokens_total=counts.arrived_tokens,
         served_tokens_total=counts.served_tokens,

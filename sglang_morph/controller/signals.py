@@ -28,6 +28,8 @@ class Signals:
     """A request waits and SGLang found no room for it."""
     level: int
     """Precision level now (index into the plan's levels)."""
+    level_pages: tuple[int, ...] = ()
+    """`capacity_pages` at every level, from 0 on; empty where it is not known."""
     waiting_tokens: int = 0
     """Prompt tokens that waiting requests still have to be given pages for."""
     arrived_tokens_total: int = 0

@@ -91,9 +91,11 @@ class ThresholdPolicy(Policy):
     `enter_queue_delay_s`. At level 0 capacity is the base, so the first test reads `pressure >=
     enter_pressure`; at a higher level the pages already lent raise the threshold in proportion.
     Held against the base alone, a load that fits well into the lent pages would climb to the last
-    level for nothing. The first move goes up `first_step` levels. If the condition has not let up
-    once when the dwell is over, the next goes twice as far, then four times: a burst steeper than
-    the plan's steps should not have to wait out a dwell for each of them.
+    level for nothing. A move goes straight to the first level at which what is used and the prompts
+    that wait would stay below `enter_pressure`: a burst steeper than the plan's steps should not
+    have to wait out a dwell for each of them, while its queue builds up at full precision's speed.
+    It goes up `first_step` levels at least, and twice, then four times as far while the condition
+    does not let up, where the capacity of the levels is not known or requests grow past it.
 
     With a `lookahead_s`, pages count as in use that will be in that time if tokens go on arriving
     faster than they are served. That is the earliest sign of a burst, and a weak one: it counts
@@ -143,8 +145,7 @@ class ThresholdPolicy(Policy):
         self._level = level
         self._guard.observe(signals.now, crowded, calm)
         if self._guard.may_lower and level < self.max_level:
-            step = self.parameters.first_step * 2**self._rises_in_a_row
-            target = min(level + step, self.max_level)
+            target = min(self._level_to_rise_to(signals), self.max_level)
             return Decision(target, self._reason_to_rise(signals, used if full else None))
         if self._guard.may_restore and level > 0:
             return Decision(0, self._reason_to_fall(signals))
@@ -162,6 +163,12 @@ class ThresholdPolicy(Policy):
             "max_level": self.max_level,
             **asdict(self.parameters),
         }
+
+    def _level_to_rise_to(self, signals: Signals) -> int:
+        step = self.parameters.first_step * 2**self._rises_in_a_row
+        wanted = (signals.used_pages + signals.waiting_tokens) / self.parameters.enter_pressure
+        roomy = (k for k, pages in enumerate(signals.level_pages) if pages >= wanted)
+        return max(signals.level + step, next(roomy, len(signals.level_pages) - 1))
 
     def _expected_pages(self, signals: Signals) -> float:
         """Pages in use after `lookahead_s`, if arrivals go on exceeding service."""

@@ -143,6 +143,7 @@ class Simulation:
         `record_s` is the shortest time between two points of the outcome's timeline.
         """
         self._profile = profile
+        self._level_pages = tuple(profile.capacity(k) for k in range(profile.top_level + 1))
         self._policy = policy
         self._tick_s = tick_s
         self._record_s = record_s
@@ -273,6 +274,7 @@ class Simulation:
             oldest_wait_s=self.now - self._waiting[0].at_s if self._waiting else 0.0,
             admission_blocked=bool(self._waiting) and self._is_full,
             level=self.level,
+            level_pages=self._level_pages,
             waiting_tokens=self._waiting_tokens,
             arrived_tokens_total=self._arrived_tokens,
             served_tokens_total=self._served_tokens,

@@ -20,7 +20,7 @@ def test_demo_rows_are_compared_side_by_side_and_the_rest_is_listed():
     assert "| KV capacity, lowest / peak (tokens) |  | 1,280 / 7,000 |" in lines
     assert "| weights identical afterwards |  | yes |" in lines
     assert not any(line.startswith("| retractions") for line in lines)
-    assert "| ci/time | 200 s | < 2 | `.ci/run` |" in lines
+    assert "| ci/time | 200 s | < 2 | yes | `.ci/run` | a CPU |" in lines
     assert any("`make demo`" in line and "abc123" in line for line in lines)
 
 

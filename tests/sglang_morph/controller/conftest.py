@@ -22,6 +22,8 @@ def make_signals(
     waiting: int = 0,
     oldest_wait_s: float = 0.0,
     blocked: bool = False,
+    waiting_tokens: int = 0,
+    level_pages: tuple[int, ...] = (),
 ) -> Signals:
     """A reading of a pool of 1000 base pages to which every level lends 500 more."""
     capacity = BASE_PAGES + level * PAGES_PER_LEVEL
@@ -36,6 +38,8 @@ def make_signals(
         oldest_wait_s=oldest_wait_s,
         admission_blocked=blocked,
         level=level,
+        level_pages=level_pages,
+        waiting_tokens=waiting_tokens,
     )
 
 

@@ -417,3 +417,34 @@ def test_state_does_not_grow(signals: MakeSignals) -> None:
         policy.observe(signals(tick * 0.001, used=tick % 1000))
     containers = [v for v in vars(policy).values() if isinstance(v, list | dict | set | tuple)]
     assert containers == []
+
+
+PAGES = tuple(1000 + 500 * level for level in range(TOP + 1))
+
+
+@pytest.mark.parametrize(
+    ("used", "waiting_tokens", "expected"),
+    [
+        (860, 0, 1),  # 860 / 0.85 fits level 1's 1,500 pages
+        (900, 1000, 3),  # 1,900 / 0.85 needs 2,235
+        (900, 100_000, TOP),  # more than every level has
+    ],
+)
+def test_goes_straight_to_the_level_that_holds_what_waits(
+    signals: MakeSignals, used: int, waiting_tokens: int, expected: int
+) -> None:
+    policy = ThresholdPolicy(OPTIONS, TOP)
+    readings = [
+        signals(n / 10, used=used, waiting_tokens=waiting_tokens, level_pages=PAGES)
+        for n in range(4)
+    ]
+    decisions = [policy.observe(reading) for reading in readings]
+    assert decisions[:2] == [None, None]  # the hold comes first
+    assert decisions[-1] is not None
+    assert decisions[-1].target == expected
+
+
+def test_a_jump_respects_the_highest_level(signals: MakeSignals) -> None:
+    policy = ThresholdPolicy(replace(OPTIONS, max_level=2), TOP)
+    readings = [signals(n / 10, used=900, waiting_tokens=9999, level_pages=PAGES) for n in range(4)]
+    assert [d.target for d in map(policy.observe, readings) if d is not None][-1] == 2
