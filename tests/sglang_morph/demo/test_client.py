@@ -99,7 +99,8 @@ def test_a_bad_answer_is_a_failed_result_with_its_reason(prompt, error):
 def test_arrivals_do_not_wait_for_answers():
     results = send(*(ask("good", at_s=0.01 * i) for i in range(5)))
     for i, result in enumerate(results):
-        assert 0.01 * i <= result.sent_s < 0.01 * i + 0.05
+        # An event loop may wake a timer up to its clock's resolution early.
+        assert 0.01 * i - 0.005 <= result.sent_s < 0.01 * i + 0.05
     assert results[-1].sent_s < results[0].end_s
 
 

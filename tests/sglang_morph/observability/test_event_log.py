@@ -268,8 +268,9 @@ def test_a_full_disk_is_one_warning_and_no_error(
     record: TransitionRecord, caplog: pytest.LogCaptureFixture
 ) -> None:
     log = EventLog("/dev/full", 0.25)
-    log.transition(record)
-    log.transition(record)
+    with caplog.at_level(logging.WARNING):
+        log.transition(record)
+        log.transition(record)
     assert len(caplog.messages) == 1
     assert "No space left" in caplog.messages[0]
     assert log.dropped == 2
