@@ -94,12 +94,31 @@ def patches(
 
 
 @app.command()
-def doctor() -> None:
+def doctor(
+    prebuild: Annotated[
+        bool,
+        typer.Option(
+            "--prebuild",
+            help="Also run every variant's kernel once. That compiles and caches those that need "
+            "it (Marlin: minutes), so that no server has to. Status 1 if one is wrong or missing.",
+        ),
+    ] = False,
+    dtype: Annotated[
+        str, typer.Option(help="With --prebuild: the weights' type, bfloat16 or float16 on a GPU.")
+    ] = "bfloat16",
+) -> None:
     """Show versions, device and host memory, as the server would find them."""
     cpu = prepare_process()
-    from sglang_morph.doctor import print_report
+    import torch
 
-    print_report(cpu=cpu)
+    from sglang_morph import doctor as machine
+
+    if dtype not in ("bfloat16", "float16", "float32"):
+        _refuse(f"--dtype {dtype}: give bfloat16, float16 or float32")
+    machine.print_report(cpu=cpu)
+    if prebuild:
+        computed = torch.float32 if cpu else getattr(torch, dtype)
+        raise typer.Exit(0 if machine.prebuild("cpu" if cpu else "cuda", computed) else 1)
 
 
 def _split(arguments: list[str]) -> tuple[list[str], list[str]]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import time
 from importlib.metadata import version
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -12,6 +14,12 @@ from patches.upstream import installed_version, pinned
 from sglang_morph import __version__
 from sglang_morph.cpu.environment import STAND_IN
 from sglang_morph.host_memory import available_bytes
+from sglang_morph.precision.quantizers.registry import create_quantizer
+from sglang_morph.precision.variants.preflight import WrongKernel, preflight
+from sglang_morph.precision.variants.registry import VARIANTS, create_variant
+
+PREBUILD_SHAPE = (256, 512)
+"""`[N, K]` that every variant takes; kernels are compiled per type, not per shape."""
 
 
 def print_report(*, cpu: bool) -> None:
@@ -26,3 +34,24 @@ def print_report(*, cpu: bool) -> None:
     table.add_row("OMP_NUM_THREADS", os.environ.get("OMP_NUM_THREADS", "not set"))
     table.add_row("host memory available", f"{available_bytes() / (1 << 30):.1f} GiB")
     Console(highlight=False).print(table)
+
+
+def prebuild(device: str, dtype: torch.dtype) -> bool:
+    """Run every variant's kernel of `device` once, which compiles those that need it.
+
+    Prints a line for each. False if one is missing or computes something else.
+    """
+    console, fine = Console(highlight=False), True
+    weight = torch.randn(*PREBUILD_SHAPE, generator=torch.Generator().manual_seed(0)).mul_(0.02)
+    weight = weight.to(device, dtype)
+    for name in (name for name, kind in VARIANTS if kind == device):
+        variant = create_variant(name, device, create_quantizer("rtn")).for_weight(weight)
+        began = time.perf_counter()
+        with console.status(f"{name}: {variant.kernel} (minutes, if it has to be compiled)"):
+            try:
+                error = preflight(variant, weight, name)
+                result = f"error {error:.4f}"
+            except WrongKernel as wrong:
+                result, fine = str(wrong), False
+        console.print(f"{name}: {variant.kernel}, {result}, {time.perf_counter() - began:.1f} s")
+    return fine

@@ -26,6 +26,14 @@ _POLICY_DEFAULTS = {
 """Options whose default is up to the policy and its mode."""
 
 
+def _numbers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(number) for number in _names(text))
+    except ValueError:
+        message = f"{text!r} is not a list of integers such as 8,16,32"
+        raise argparse.ArgumentTypeError(message) from None
+
+
 def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
@@ -78,6 +86,15 @@ FLAGS: tuple[Flag, ...] = (
     ),
     Flag(
         "plan", str, "PATH", "Precision plan (JSON). None given: a default plan in --morph-order."
+    ),
+    Flag(
+        "levels",
+        _numbers,
+        "N,N",
+        "How many plan steps (layers times variants) are applied at level 1, 2, ..., such as "
+        "8,16,32; steps past the last are never taken. Every level has its own CUDA graphs. None "
+        "given: the plan's; in a default plan a quarter, half and all of the layers at the first "
+        "variant, then all at each later one.",
     ),
     Flag(
         "order",
@@ -187,7 +204,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def _shown_default(flag: Flag) -> str:
     if isinstance(flag.default, tuple):
-        return ",".join(flag.default) or "none"
+        return ",".join(map(str, flag.default)) or "none"
     if flag.default is not None:
         return str(flag.default)
     return "the policy's" if flag.field in _POLICY_DEFAULTS else "none"
@@ -219,5 +236,8 @@ def to_argv(options: MorphOptions) -> list[str]:
     for flag in FLAGS:
         value = getattr(options, flag.field)
         if value != flag.default:
-            argv += [flag.name, ",".join(value) if isinstance(value, tuple) else str(value)]
+            argv += [
+                flag.name,
+                ",".join(map(str, value)) if isinstance(value, tuple) else str(value),
+            ]
     return argv

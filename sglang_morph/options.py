@@ -21,6 +21,8 @@ class MorphOptions(PolicyOptions):
     """Variants in the order in which a layer takes them; empty means the device's default."""
     plan: str | None = None
     """Path of a precision plan; None means a default plan in `order`."""
+    levels: tuple[int, ...] = ()
+    """Plan steps applied at level 1, 2, ...; empty means the plan's own."""
     order: str = "front"
     """Order of the default plan: `front` (first decoder layer first) or `back`."""
     event_log: str | None = None

@@ -98,6 +98,8 @@ def make_plan(config: Any, options: MorphOptions, device: str) -> PrecisionPlan:
         else:
             plan = PrecisionPlan.load(options.plan)
             plan.check_model(identity)
+        if options.levels:
+            plan = plan.with_levels(options.levels)
         for variant in plan.variants:
             check_variant(variant, device)
     except ValueError as error:

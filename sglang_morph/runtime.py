@@ -55,6 +55,8 @@ class MorphRuntime:
         config = model_runner.model_config.hf_text_config
         self._plan: PrecisionPlan = make_plan(config, self._options, device.type)
         layers = find_morphable_layers(model_runner.model, self._plan.variants)
+        for layer in layers:
+            layer.preflight()
         self._backend.adopt_weights(layers, self._plan.steps, device)
         self._kernels = layers[0].kernels
 

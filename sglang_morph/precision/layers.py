@@ -14,19 +14,11 @@ from sglang.srt.utils import use_intel_amx_backend
 
 from memory_backends.base import TensorMap
 from sglang_morph.precision.linear_method import VariantLinearMethod
-from sglang_morph.precision.names import FULL
+from sglang_morph.precision.names import FULL, MORPHABLE_LINEARS
 from sglang_morph.precision.quantizers.registry import create_quantizer
 from sglang_morph.precision.variants.base import DerivedVariant, NestedVariant, Variant
+from sglang_morph.precision.variants.preflight import preflight
 from sglang_morph.precision.variants.registry import create_variant, default_variants
-
-MORPHABLE_LINEARS = (
-    "self_attn.qkv_proj",
-    "self_attn.o_proj",
-    "mlp.gate_up_proj",
-    "mlp.down_proj",
-)
-"""Paths inside a decoder layer of Llama, Mistral, Qwen2 and Qwen3, in slab order."""
-
 
 _V = TypeVar("_V", bound=Variant)
 
@@ -68,6 +60,16 @@ class SglangLayer:
             name: {path: variant.kernel for path, variant in per_linear.items()}
             for name, per_linear in self._variants.items()
         }
+
+    def preflight(self) -> None:
+        """Try every variant's kernel on the layer's own weights, where they lie now.
+
+        Raises `WrongKernel`, naming layer and linear. Waits for the device.
+        """
+        for per_linear in self._variants.values():
+            for path, variant in per_linear.items():
+                weight = self._linears[path].weight.data
+                preflight(variant, weight, f"layer {self.index}, {path}")
 
     def full_tensors(self) -> TensorMap:
         """The weights, `[N, K]`, where they lie now."""

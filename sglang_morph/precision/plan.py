@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -106,6 +106,17 @@ class PrecisionPlan:
         for step in self.steps[: self.levels[level]]:
             variants[step.layer] = step.variant
         return tuple(variants)
+
+    def with_levels(self, levels: Sequence[int]) -> PrecisionPlan:
+        """The same order of steps with other levels above 0; steps past the last are left out.
+
+        Raises `PlanError` unless they rise and the plan has that many steps.
+        """
+        if not levels or not 0 < levels[-1] <= len(self.steps):
+            raise PlanError(
+                f"levels {list(levels)} must end at one of the plan's {len(self.steps)} steps"
+            )
+        return replace(self, steps=self.steps[: levels[-1]], levels=(0, *levels))
 
     def check_model(self, identity: ModelIdentity) -> None:
         """Raises `PlanError`, naming what differs, unless the plan was made for `identity`."""

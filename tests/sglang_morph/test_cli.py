@@ -107,6 +107,12 @@ def test_patch_that_does_not_fit_is_named(run: CliRunner, monkeypatch: pytest.Mo
     assert "1 do not fit" in result.stdout
 
 
+def test_doctor_runs_every_kernel(run: CliRunner) -> None:
+    result = run.invoke(app, ["doctor", "--prebuild"])
+    assert result.exit_code == 0
+    assert "int4: torch._weight_int4pack_mm_for_cpu, error 0.00" in result.output
+
+
 def test_doctor_reports_this_machine(run: CliRunner) -> None:
     result = run.invoke(app, ["doctor"])
     assert result.exit_code == 0

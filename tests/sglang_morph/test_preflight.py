@@ -130,9 +130,19 @@ def test_plan_of_another_model_is_refused(tmp_path: Path) -> None:
         make_plan(served, options, "cpu")
 
 
+def test_levels_can_be_chosen() -> None:
+    config = LlamaConfig(architectures=["LlamaForCausalLM"], num_hidden_layers=4)
+    plan = make_plan(config, MorphOptions(levels=(2, 6)), "cpu")
+    assert (plan.levels, len(plan.steps), plan.variants) == ((0, 2, 6), 6, ("int8", "int4"))
+    assert make_plan(config, MorphOptions(levels=(4,)), "cpu").variants == ("int8",)
+
+
 @pytest.mark.parametrize(
     ("options", "device", "message"),
     [
+        (MorphOptions(levels=(2, 9)), "cpu", r"levels \[2, 9\] must end at one of the plan's 4"),
+        (MorphOptions(levels=(2, 2)), "cpu", "levels must rise strictly"),
+        (MorphOptions(levels=(-1,)), "cpu", "must end at one of the plan's 4"),
         (MorphOptions(plan="no/such/plan.json"), "cpu", "no/such/plan.json"),
         (MorphOptions(variants=("int4", "int8")), "cpu", "no larger"),
         (MorphOptions(), "xpu", "no variants for device 'xpu'"),

@@ -7,13 +7,11 @@ import pytest
 import torch
 from torch.nn.functional import linear
 
-from sglang_morph.precision.layers import (
-    MORPHABLE_LINEARS,
-    SglangLayer,
-    UnsupportedModel,
-    find_morphable_layers,
-)
+from sglang_morph.precision.layers import SglangLayer, UnsupportedModel, find_morphable_layers
 from sglang_morph.precision.linear_method import VariantLinearMethod
+from sglang_morph.precision.names import MORPHABLE_LINEARS
+from sglang_morph.precision.variants.int4_cpu import Int4Cpu
+from sglang_morph.precision.variants.preflight import WrongKernel
 
 pytestmark = pytest.mark.usefixtures("sglang_distributed")
 
@@ -108,6 +106,15 @@ def test_full_tensors_are_the_parameters() -> None:
     weight = model.model.layers[0].self_attn.qkv_proj.weight
     first = find_morphable_layers(model)[0].full_tensors()["self_attn.qkv_proj.weight"]
     assert first.data_ptr() == weight.data_ptr()
+
+
+def test_preflight_tries_every_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = find_morphable_layers(llama())[1]
+    layer.preflight()
+    compute = Int4Cpu.linear
+    monkeypatch.setattr(Int4Cpu, "linear", lambda *args: compute(*args) * 1.5)
+    with pytest.raises(WrongKernel, match=r"layer 1, self_attn.qkv_proj: .*off by 0.5"):
+        layer.preflight()
 
 
 @pytest.mark.parametrize("variant", ["int8", "int4"])
