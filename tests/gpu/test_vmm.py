@@ -1,0 +1,83 @@
+"""CUDA's virtual memory: the shared region on a GPU, with forwards in flight elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from memory_backends.shared_region import SharedRegion
+from memory_backends.vmm import MIB, VmmDriver, VmmError, create_driver
+from memory_backends.vmm.transaction import Transaction
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+
+UNIT = 64 * MIB
+UNITS = 4
+
+
+@pytest.fixture(scope="module")
+def driver() -> VmmDriver:
+    return create_driver(torch.device("cuda"))
+
+
+@pytest.fixture
+def region(driver: VmmDriver) -> Iterator[SharedRegion]:
+    region = SharedRegion(driver, base_bytes=3 * MIB, units=UNITS, unit_bytes=UNIT)
+    for unit in range(UNITS):
+        region.residual_tensor[unit * UNIT : (unit + 1) * UNIT] = unit + 1
+    region.uploaded(range(UNITS))
+    yield region
+    torch.cuda.synchronize()
+    region.close()
+
+
+def test_memory_moves_with_its_content(region: SharedRegion) -> None:
+    torch.cuda.synchronize()
+    for slots, units in ((0, [2, 0]), (2, [3])):
+        for gained in region.lend(units):
+            content = region.kv_tensor[gained.start : gained.stop].view(len(units), UNIT)
+            assert gained.start == region.slot(slots).start
+            assert torch.equal(content[:, 0].cpu(), torch.tensor(units, dtype=torch.uint8) + 1)
+            assert torch.equal(content.amin(1), content.amax(1))
+    region.kv_tensor[region.slot(1).start : region.slot(1).stop] = 77
+    torch.cuda.synchronize()
+    region.take_back([3, 0, 2])
+    assert bool((region.residual_tensor[:UNIT] == 77).all())
+    assert bool((region.residual_tensor[UNIT : 2 * UNIT] == 2).all())
+
+
+def test_lending_leaves_device_memory_in_use_unchanged(region: SharedRegion) -> None:
+    torch.cuda.synchronize()
+    before = torch.cuda.mem_get_info()[0]
+    region.lend([0, 1, 2, 3])
+    assert torch.cuda.mem_get_info()[0] == before
+
+
+def test_memory_is_given_back(driver: VmmDriver) -> None:
+    torch.cuda.synchronize()
+    before = torch.cuda.mem_get_info()[0]
+    region = SharedRegion(driver, base_bytes=3 * MIB, units=UNITS, unit_bytes=UNIT)
+    assert before - torch.cuda.mem_get_info()[0] >= UNITS * UNIT
+    region.close()
+    assert torch.cuda.mem_get_info()[0] == before
+
+
+def test_misuse_and_shortage_are_one_clear_line(driver: VmmDriver) -> None:
+    with pytest.raises(VmmError, match="multiple of the granularity"):
+        driver.create(driver.granularity + 1)
+    whole = torch.cuda.mem_get_info()[1] // driver.granularity * driver.granularity
+    with pytest.raises(VmmError, match="out of memory .* --mem-fraction-static"):
+        driver.create(2 * whole)
+    with pytest.raises(VmmError, match="cuMemUnmap"):
+        driver.unmap(driver.granularity, driver.granularity)
+
+
+def test_a_failed_block_is_undone(region: SharedRegion, driver: VmmDriver) -> None:
+    before = torch.cuda.mem_get_info()[0]
+    with pytest.raises(VmmError, match="out of memory"), Transaction(driver) as calls:
+        reserved = calls.reserve(UNIT)
+        calls.map(reserved.start, calls.create(UNIT))
+        calls.create(torch.cuda.mem_get_info()[1] // UNIT * UNIT * 2)
+    assert torch.cuda.mem_get_info()[0] == before
