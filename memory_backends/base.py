@@ -16,6 +16,9 @@ import torch
 FULL = "full"
 """Name of the variant that holds the weights as loaded."""
 
+LOWER = "lower"
+"""Last part of a residual tensor's name where it holds lower halves; other residuals are small."""
+
 TensorMap = Mapping[str, torch.Tensor]
 
 
@@ -54,6 +57,16 @@ class MorphableLayer(Protocol):
         """Compute with `variant`, reading `tensors` (views of the slab), from the next forward on.
 
         Must not fail and must not copy: it only switches references.
+        """
+
+    def bind_merged(
+        self, variant: str, tensors: TensorMap, residual: TensorMap, scratch: torch.Tensor
+    ) -> None:
+        """Compute with the full weights, rebuilt from a lossless variant at every use of them.
+
+        `scratch` (uint8, on the device, as long as the largest full tensor) is shared by all
+        layers: it holds a weight from the moment it is rebuilt to the end of the operation that
+        reads it. Only switches references, as `bind`.
         """
 
 
@@ -104,6 +117,8 @@ class MemoryBackend(ABC):
     """
 
     name: ClassVar[str]
+    lossless_only: ClassVar[bool] = False
+    """Whether only lossless variants will do; then a layer can take one step at most."""
 
     @abstractmethod
     def adopt_weights(
@@ -153,7 +168,11 @@ class MemoryBackend(ABC):
 
     @abstractmethod
     def prepare(self, depth: int) -> None:
-        """Start what can run in the background for a move to `depth`; no effect on results."""
+        """Start what can run in the background for a move to `depth`; no effect on results.
+
+        Pages beyond `lendable(depth)` must have been withdrawn. Those within it may be lent again
+        afterwards: raises `BackendError`, and changes nothing, where they cannot be had.
+        """
 
     @abstractmethod
     def ready(self, depth: int) -> bool:

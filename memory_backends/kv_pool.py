@@ -14,6 +14,7 @@ import torch
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 
 from memory_backends.base import PageRange
+from memory_backends.page_levels import PageLevels
 
 STAGING_BYTES = 64 << 20
 """Most memory that a migration takes for its gathered pages."""
@@ -31,9 +32,11 @@ class ElasticMHATokenToKVPool(MHATokenToKVPool):
     ) -> None:
         """`storage`: uint8, a whole number of pages of `page_bytes`; `base_size`: tokens, page 0
         not counted. The rest are `MHATokenToKVPool`'s keyword arguments."""
+        self.page_bytes = page_bytes
         self._pages = storage.view(-1, page_bytes)
         self._base_bytes = (base_size + 1) * page_bytes
         super().__init__(self._pages.shape[0] - 1, **kwargs)
+        self.page_levels = PageLevels(self._pages.shape[0], storage.device)
 
     def _create_buffers_normal(self) -> None:
         key = self.head_num * self.head_dim
@@ -62,6 +65,7 @@ class ElasticMHATokenToKVPool(MHATokenToKVPool):
         step = max(1, STAGING_BYTES // self._pages.shape[1])
         for start in range(0, len(source), step):
             self._pages[target[start : start + step]] = self._pages[source[start : start + step]]
+        self.page_levels.move(target, source)
 
     def _move_kv_cache_impl(self, tgt_loc: torch.Tensor, src_loc: torch.Tensor) -> None:
         self.copy_pages(tgt_loc, src_loc)

@@ -32,9 +32,8 @@ from memory_backends.base import (
     MemoryReport,
     MorphableLayer,
     PageRange,
-    TensorMap,
 )
-from memory_backends.slab import Image, Layout
+from memory_backends.slab import Image, Layout, placeholders
 from memory_backends.upload import UploadQueue
 
 
@@ -85,7 +84,7 @@ class LayerSwapBackend(MemoryBackend):
         self._residuals.append(None if residual is None else Image.pack(residual, pinned=pinned))
         self._images.append(images)
         self._layouts.append(layouts)
-        layer.bind(FULL, _placeholders(full, self._device))
+        layer.bind(FULL, placeholders(full, self._device))
 
     def _check_shrinking(self, index: int, layouts: dict[str, Layout]) -> None:
         """Lending relies on it: a tail only grows from step to step."""
@@ -317,11 +316,3 @@ class _Change:
     layer: int
     before: str
     after: str
-
-
-def _placeholders(full: TensorMap, device: torch.device) -> dict[str, torch.Tensor]:
-    """Tensors of the right shape and next to no memory, until the arena exists."""
-    return {
-        name: torch.zeros(1, dtype=tensor.dtype, device=device).expand(tensor.shape)
-        for name, tensor in full.items()
-    }

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from importlib import import_module
+from typing import Any
 
 from memory_backends.base import MemoryBackend
 
 BACKENDS: dict[str, str] = {
     "static": "",  # stock SGLang: no backend is ever created
     "layer_swap": "memory_backends.layer_swap:LayerSwapBackend",
+    "semi_unified": "memory_backends.semi_unified:SemiUnifiedBackend",
 }
 """Backend name -> `module:class`, imported when first used."""
 
@@ -21,11 +22,16 @@ def register_backend(name: str, target: str) -> None:
     BACKENDS[name] = target
 
 
-def create_backend(name: str) -> MemoryBackend:
-    """A new backend. Raises KeyError for an unknown name, ValueError for `static`."""
+def backend_class(name: str) -> type[MemoryBackend]:
+    """Raises KeyError for an unknown name, ValueError for `static`."""
     target = BACKENDS[name]
     if not target:
         raise ValueError(f"memory backend {name!r} moves no memory; there is nothing to create")
     module, _, attribute = target.partition(":")
-    factory: Callable[[], MemoryBackend] = getattr(import_module(module), attribute)
-    return factory()
+    found: type[MemoryBackend] = getattr(import_module(module), attribute)
+    return found
+
+
+def create_backend(name: str, **settings: Any) -> MemoryBackend:
+    """A new backend; `settings` are its class's own. Raises as `backend_class` does."""
+    return backend_class(name)(**settings)

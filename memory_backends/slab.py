@@ -85,3 +85,11 @@ class Image:
         for name, view in layout.views(data).items():
             view.copy_(tensors[name])
         return cls(layout, data)
+
+
+def placeholders(full: TensorMap, device: torch.device) -> dict[str, torch.Tensor]:
+    """Tensors of the right shape and next to no memory, until there is a place for the weights."""
+    return {
+        name: torch.zeros(1, dtype=tensor.dtype, device=device).expand(tensor.shape)
+        for name, tensor in full.items()
+    }

@@ -11,8 +11,9 @@ E5M2, for |w| < 61440: the upper byte is the weight's own upper byte, rounded ha
 Bit 7 of the weight decides how `merge` undoes the rounding. With E4M3 it is stored twice: rounding
 happened where it differs from the upper byte's last bit. With E5M2 it is what was added.
 
-bf16 weights go through fp16. That is exact from 2**-17 up; the few smaller ones that do not come
-back are *exceptions*, kept as they were.
+bf16 and float32 weights go through fp16. For bf16 that is exact from 2**-17 up; the few smaller
+ones that do not come back are *exceptions*, kept as they were. float32 weights nest where they were
+loaded from a 16-bit checkpoint, as on a CPU.
 """
 
 from __future__ import annotations
@@ -29,9 +30,13 @@ E4M3_BOUND = 1.75
 E5M2_BOUND = 61440.0
 """The smallest magnitude whose upper byte would round to infinity."""
 MAX_EXCEPTIONS = 0.01
-"""Share of a weight's elements. Each costs 10 bytes on the host, so 1% is a tenth of the halves."""
+"""Share of a weight's elements. Each costs 10 or 12 bytes, so 1% is a tenth of the lower halves."""
 MAX_RELATIVE_ERROR = 0.06
 """Of the upper halves alone. Gaussian weights show 0.027 with E4M3 and 0.053 with E5M2."""
+
+
+NESTABLE = (torch.float16, torch.bfloat16, torch.float32)
+"""Dtypes of weights that may nest."""
 
 
 class Nesting(Enum):
@@ -54,12 +59,12 @@ class Nesting(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Exceptions:
-    """bf16 weights that fp16 cannot hold."""
+    """bf16 or float32 weights that fp16 cannot hold."""
 
     index: torch.Tensor
     """int64 `[E]`, into the flattened weight, ascending."""
     bits: torch.Tensor
-    """int16 `[E]`: the weights, bit for bit."""
+    """int16 `[E]`, or int32 of float32: the weights, bit for bit."""
 
 
 def split(half: torch.Tensor, nesting: Nesting = Nesting.E4M3) -> tuple[torch.Tensor, torch.Tensor]:
@@ -87,26 +92,30 @@ def merge(
 
 
 def find_exceptions(weight: torch.Tensor) -> Exceptions:
-    """The exceptions of a float16 or bfloat16 weight, on its device; float16 has none."""
+    """The exceptions of a weight, on its device; float16 has none."""
     flat = weight.flatten()
     back = flat.to(torch.float16).to(weight.dtype)
-    index = (back.view(torch.int16) != flat.view(torch.int16)).nonzero().flatten()
-    return Exceptions(index, flat.view(torch.int16)[index])
+    index = (_bits(back) != _bits(flat)).nonzero().flatten()
+    return Exceptions(index, _bits(flat)[index])
 
 
 def patch_exceptions(weight: torch.Tensor, exceptions: Exceptions) -> None:
     """Write the exceptions into a contiguous weight, in place, without waiting for the device."""
-    weight.view(-1).view(torch.int16).index_copy_(0, exceptions.index, exceptions.bits)
+    _bits(weight.view(-1)).index_copy_(0, exceptions.index, exceptions.bits)
+
+
+def _bits(weight: torch.Tensor) -> torch.Tensor:
+    return weight.view(torch.int32 if weight.dtype is torch.float32 else torch.int16)
 
 
 def choose_nesting(weight: torch.Tensor) -> Nesting:
     """How `weight` can be nested: E4M3 where all magnitudes allow it, else E5M2, else not at all.
 
-    Not nestable are other dtypes than float16 and bfloat16, weights with infinities, NaN or too
-    many exceptions, and weights so small that the upper halves would be poor FP8 weights. Waits
-    for the device; meant for start-up.
+    Not nestable are dtypes other than `NESTABLE`, weights with infinities, NaN or too many
+    exceptions, and weights so small that the upper halves would be poor FP8 weights. Waits for the
+    device; meant for start-up.
     """
-    if weight.dtype not in (torch.float16, torch.bfloat16):
+    if weight.dtype not in NESTABLE:
         return Nesting.NONE
     low, high = (float(end) for end in weight.aminmax())
     magnitude = max(-low, high)
@@ -119,7 +128,7 @@ def choose_nesting(weight: torch.Tensor) -> Nesting:
 
 
 def upper_as_float(weight: torch.Tensor, nesting: Nesting) -> torch.Tensor:
-    """float32: what the upper halves of a float16 or bfloat16 weight stand for, by torch's casts.
+    """float32: what the upper halves of a weight stand for, by torch's casts.
 
     E5M2 rounds ties away from zero, torch's cast to even; so that one takes the bytes of `split`.
     """

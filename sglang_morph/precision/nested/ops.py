@@ -1,4 +1,4 @@
-"""Splitting into and merging from memory that exists: Triton on a GPU, torch elsewhere."""
+"""Splitting into and merging from memory that exists: Triton on a GPU, torch on a CPU."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from types import ModuleType
 
 import torch
 
-from sglang_morph.precision.nested import encoding
-from sglang_morph.precision.nested.encoding import Nesting
+from sglang_morph.precision.nested import cpu_kernels, encoding
+from sglang_morph.precision.nested.encoding import NESTABLE, Nesting
 
 
 def split_into(
     weight: torch.Tensor, upper: torch.Tensor, lower: torch.Tensor | None, nesting: Nesting
 ) -> None:
-    """Write the halves of `weight` (float16 or bfloat16) into `upper` and, if given, `lower`.
+    """Write the halves of `weight` into `upper` and, if given, `lower`.
 
     All contiguous, of one shape with an even number of elements, on one device, disjoint; the
-    halves uint8. On a GPU this only enqueues, on the current stream. Exceptions of bf16 weights
-    are not recorded.
+    weight float16, bfloat16 or, on a CPU, float32; the halves uint8. On a GPU this only enqueues,
+    on the current stream. Exceptions are not recorded.
     """
     _check(weight, upper, lower)
     if weight.is_cuda:
@@ -34,18 +34,18 @@ def merge_into(
 ) -> None:
     """Write the weight of two halves into `weight`: the inverse of `split_into`, as it asks for.
 
-    Exact but for exceptions of bf16 weights: those are for the caller to patch.
+    Exact but for exceptions: those are for the caller to patch. Allocates nothing.
     """
     _check(weight, upper, lower)
     if weight.is_cuda:
         _kernels().merge_into(upper, lower, weight, nesting)
     else:
-        weight.copy_(encoding.merge(upper, lower, nesting))
+        cpu_kernels.merge_into(upper, lower, weight, nesting)
 
 
 def _check(weight: torch.Tensor, upper: torch.Tensor, lower: torch.Tensor | None) -> None:
-    if weight.dtype not in (torch.float16, torch.bfloat16):
-        raise ValueError(f"only float16 and bfloat16 weights can be nested, not {weight.dtype}")
+    if weight.dtype not in NESTABLE or (weight.is_cuda and weight.dtype is torch.float32):
+        raise ValueError(f"weights of {weight.dtype} cannot be nested on {weight.device.type}")
     if weight.numel() % 2:
         raise ValueError(f"the kernels take weights in pairs, not {weight.numel()} elements")
     for half in (upper, lower):

@@ -14,6 +14,7 @@ import torch
 
 from sglang_morph.precision.names import NOMINAL_BITS
 from sglang_morph.precision.quantizers.base import QuantizedWeight, Quantizer, check_weight
+from sglang_morph.precision.quantizers.integer_zeros import IntegerZeros
 
 Parts = Mapping[str, torch.Tensor]
 
@@ -25,6 +26,8 @@ class Variant(ABC):
     """Key of `NOMINAL_BITS`; the same name on every device."""
     tolerance: ClassVar[float] = 0.01
     """Relative error (Frobenius) of `linear` against `reference` that arithmetic may cause."""
+    layout_version: ClassVar[int] = 1
+    """Goes up when the parts change, because parts may be stored in files."""
 
     def __init__(self, quantizer: Quantizer) -> None:
         self._quantizer = quantizer
@@ -35,12 +38,21 @@ class Variant(ABC):
         """What `linear` runs, for logs and the status."""
 
     @property
+    def layout(self) -> str:
+        """Names what the parts look like; stored parts are of use only where it is the same."""
+        return f"{type(self).__name__}-{self.layout_version}"
+
+    @property
     def nominal_bits(self) -> int:
         return NOMINAL_BITS[self.name]
 
     @abstractmethod
     def supports(self, rows: int, columns: int) -> str | None:
         """Why a `[rows, columns]` weight can't take this variant; None if it can."""
+
+    def group_size(self, columns: int) -> int:
+        """Weights that share one scale in a row of `columns`."""
+        return columns
 
     def for_weight(self, weight: torch.Tensor) -> Variant:
         """What is to be used for this weight: itself, or a stand-in where its values need one.
@@ -129,15 +141,11 @@ class QuantizedVariant(Variant):
     """Precision of scales and zeros."""
 
     @abstractmethod
-    def group_size(self, columns: int) -> int:
-        """Weights that share one scale in a row of `columns`."""
-
-    @abstractmethod
     def pack(self, quantized: QuantizedWeight) -> dict[str, torch.Tensor]:
-        """Lay the codes out as the kernel wants them."""
+        """Lay codes on the host out as the kernel wants them."""
 
     def encode(self, weight: torch.Tensor) -> dict[str, torch.Tensor]:
-        return self.pack(self._quantize(weight))
+        return self.pack(self._quantize(weight.cpu()))
 
     def reference(self, weight: torch.Tensor) -> torch.Tensor:
         return self._quantize(weight).dequantize()
@@ -147,8 +155,20 @@ class QuantizedVariant(Variant):
             raise ValueError(reason)
         columns = weight.shape[-1]
         return self._quantizer.quantize(
-            weight.cpu(), self.nominal_bits, self.group_size(columns), self.parameter_dtype
+            weight, self.nominal_bits, self.group_size(columns), self.parameter_dtype
         )
+
+
+class IntegerZerosVariant(Variant):
+    """A variant that can also take 4-bit codes with integer zero points from elsewhere."""
+
+    integer_group_sizes: ClassVar[tuple[int, ...]]
+    """The sizes of groups that the kernel takes then."""
+
+    @abstractmethod
+    def pack_integer_zeros(self, quantized: IntegerZeros) -> dict[str, torch.Tensor]:
+        """Lay codes on the host out as the kernel wants them: codes and zero points as they are,
+        scales as exactly as the kernel holds them."""
 
 
 def rows_of(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sglang_morph.precision.nested import cpu_kernels
 from sglang_morph.precision.nested.encoding import (
     E4M3_BOUND,
     E5M2_BOUND,
@@ -35,7 +36,8 @@ def codes_within(nesting: Nesting, dtype: torch.dtype) -> torch.Tensor:
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return torch.equal(one.view(torch.int16), other.view(torch.int16))
+    bits = torch.int32 if one.dtype is torch.float32 else torch.int16
+    return torch.equal(one.view(bits), other.view(bits))
 
 
 def gaussian(*shape: int, sigma: float = 0.02, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -81,6 +83,55 @@ def test_every_bf16_code_comes_back(nesting: Nesting) -> None:
     assert not same_bits(back, weight)
     patch_exceptions(back, exceptions)
     assert same_bits(back, weight)
+
+
+@pytest.mark.parametrize("loaded", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("nesting", NESTINGS)
+def test_every_16_bit_code_comes_back_in_float32(nesting: Nesting, loaded: torch.dtype) -> None:
+    """As a CPU computes with it."""
+    weight = codes_within(nesting, loaded).float()
+    exceptions = find_exceptions(weight)
+    assert (exceptions.index.numel() == 0) == (loaded is torch.float16)
+    assert exceptions.bits.dtype == torch.int32
+    weight = weight[: len(weight) // 2 * 2]
+    upper, lower = (torch.empty(len(weight), dtype=torch.uint8) for _ in range(2))
+    split_into(weight, upper, lower, nesting)
+    back = torch.full_like(weight, math.nan)
+    merge_into(upper, lower, back, nesting)
+    patch_exceptions(back, find_exceptions(weight))
+    assert same_bits(back, weight)
+
+
+@pytest.mark.parametrize("nesting", NESTINGS)
+def test_merging_in_blocks_equals_the_definition(
+    nesting: Nesting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight = codes_within(nesting, torch.float16)
+    upper, lower = split(weight, nesting)
+    assert same_bits(merge(upper, lower, nesting), weight)
+    monkeypatch.setattr(cpu_kernels, "BLOCK", 1000)
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        back = torch.full(weight.shape, math.nan, dtype=dtype)
+        merge_into(upper, lower, back, nesting)
+        assert same_bits(back, weight.to(dtype))
+
+
+@pytest.mark.parametrize("nesting", NESTINGS)
+@pytest.mark.parametrize("tokens", [0, 1, 5])
+def test_computing_with_upper_halves_alone(
+    nesting: Nesting, tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some rows at a time, and no other number than what they stand for."""
+    weight = gaussian(70, 48)
+    upper, _ = split(weight.to(torch.float16), nesting)
+    monkeypatch.setattr(cpu_kernels, "BLOCK", 500)
+    x = torch.randn(tokens, 48)
+    y = cpu_kernels.upper_linear(upper, x, nesting)
+    torch.testing.assert_close(y, x @ upper_as_float(weight, nesting).t())
+    every = torch.arange(256).to(torch.uint8)
+    every = every[every.view(nesting.dtype).float().isfinite()].unsqueeze(1)
+    meant = every.view(nesting.dtype).float() * nesting.scale
+    assert torch.equal(cpu_kernels.upper_linear(every, torch.ones(1, 1), nesting), meant.t())
 
 
 def test_bf16_codes_that_are_exceptions() -> None:
@@ -150,7 +201,9 @@ def test_choice_follows_the_largest_magnitude(dtype: torch.dtype) -> None:
 
 
 def test_what_cannot_be_nested() -> None:
-    assert choose_nesting(gaussian(64, 64).float()) is Nesting.NONE
+    assert choose_nesting(gaussian(64, 64).float()) is Nesting.E4M3
+    assert choose_nesting(gaussian(64, 64).float() * 1.1) is Nesting.NONE
+    assert choose_nesting(gaussian(64, 64).double()) is Nesting.NONE
     assert choose_nesting(torch.zeros(4, 4, dtype=torch.float16)) is Nesting.E4M3
     too_many_exceptions = gaussian(64, 64)
     too_many_exceptions[:1] = 3.3e-7
@@ -180,14 +233,14 @@ def test_patching_no_exceptions_changes_nothing() -> None:
 
 def test_real_weights_nest_as_e4m3(smollm2_weights: dict[str, torch.Tensor]) -> None:
     for name, weight in smollm2_weights.items():
-        for dtype in (torch.float16, torch.bfloat16):
+        for dtype in (torch.float16, torch.bfloat16, torch.float32):
             assert choose_nesting(weight.to(dtype)) in NESTINGS, name
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"weight": torch.zeros(2, 4)}, "only float16 and bfloat16"),
+        ({"weight": torch.zeros(2, 4).double()}, "float64 cannot be nested on cpu"),
         ({"weight": torch.zeros(3, 3, dtype=torch.float16)}, "in pairs, not 9"),
         ({"upper": torch.zeros(2, 4, dtype=torch.int8)}, "are uint8 of that shape"),
         ({"upper": torch.zeros(4, 2, dtype=torch.uint8)}, "are uint8 of that shape"),
