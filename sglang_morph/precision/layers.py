@@ -13,12 +13,21 @@ from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
 from sglang.srt.utils import use_intel_amx_backend
 
 from memory_backends.base import TensorMap
-from sglang_morph.precision.linear_method import VariantLinearMethod
+from sglang_morph.precision.linear_method import MergedLinearMethod, VariantLinearMethod
 from sglang_morph.precision.names import FULL, MORPHABLE_LINEARS
 from sglang_morph.precision.quantizers.registry import create_quantizer
+from sglang_morph.precision.sources import SourceError, VariantSource
 from sglang_morph.precision.variants.base import DerivedVariant, NestedVariant, Variant
 from sglang_morph.precision.variants.preflight import preflight
 from sglang_morph.precision.variants.registry import create_variant, default_variants
+
+REPLACEABLE_PARAMETERS = (
+    "input_layernorm.weight",
+    "post_attention_layernorm.weight",
+    "self_attn.qkv_proj.bias",
+)
+"""Parameters beside the linears' weights that a variant may bring its own of: AWQ scales what a
+linear reads, and makes up for it in what comes before."""
 
 _V = TypeVar("_V", bound=Variant)
 
@@ -36,10 +45,25 @@ class _Linear:
     method: LinearMethodBase
 
 
+class _Replaceable:
+    """A small parameter that stays where it was loaded; a variant may lend it other bytes."""
+
+    def __init__(self, parameter: torch.nn.Parameter) -> None:
+        self.loaded = parameter.data
+        self._parameter = parameter
+
+    def use(self, data: torch.Tensor | None) -> None:
+        """Read `data` from now on; None: what was loaded."""
+        self._parameter.data = self.loaded if data is None else data
+
+
 class SglangLayer:
-    """A `MorphableLayer` over the linears of one decoder layer. Biases stay where they are.
+    """A `MorphableLayer` over the linears of one decoder layer.
 
     Tensors are named `<path>.weight`, and `<path>.<part>` for a variant's parts and residuals.
+    Norms and biases are not morphable: they stay on the device, outside the slab. A variant from a
+    `source` may bring its own under the names of `REPLACEABLE_PARAMETERS`, in the slab; which ones
+    are read is switched with the variant.
     """
 
     def __init__(
@@ -47,11 +71,16 @@ class SglangLayer:
         index: int,
         linears: Mapping[str, _Linear],
         variants: Mapping[str, Mapping[str, Variant]],
+        replaceable: Mapping[str, _Replaceable] | None = None,
+        source: VariantSource | None = None,
     ) -> None:
-        """`variants`: name -> linear's path -> what computes it there."""
+        """`variants`: name -> linear's path -> what computes it there. `source` goes before them:
+        what it provides is not quantized here."""
         self.index = index
         self._linears = linears
         self._variants = variants
+        self._replaceable = replaceable or {}
+        self._source = source
 
     @property
     def kernels(self) -> dict[str, dict[str, str]]:
@@ -64,9 +93,13 @@ class SglangLayer:
     def preflight(self) -> None:
         """Try every variant's kernel on the layer's own weights, where they lie now.
 
+        Of a variant that the source provides only the first layer's, quantized for the purpose.
+
         Raises `WrongKernel`, naming layer and linear. Waits for the device.
         """
-        for per_linear in self._variants.values():
+        for name, per_linear in self._variants.items():
+            if self.index and self._source and self._source.provides(self.index, name):
+                continue  # made elsewhere: the kernel is tried once, on the first layer
             for path, variant in per_linear.items():
                 weight = self._linears[path].weight.data
                 preflight(variant, weight, f"layer {self.index}, {path}")
@@ -75,18 +108,29 @@ class SglangLayer:
         """The weights, `[N, K]`, where they lie now."""
         return {f"{path}.weight": linear.weight.data for path, linear in self._linears.items()}
 
+    def loaded_tensors(self) -> TensorMap:
+        """`full_tensors`, and the norms and biases that a variant may replace, as loaded."""
+        replaceable = {name: parameter.loaded for name, parameter in self._replaceable.items()}
+        return {**self.full_tensors(), **replaceable}
+
     def variant_tensors(self, variant: str, full: TensorMap) -> TensorMap:
-        """Raises ValueError, naming it, where a weight is damaged, and KeyError for a variant that
-        was not asked for."""
-        return self._collect(
-            lambda path, encoder: encoder.encode(full[f"{path}.weight"]), self._variants[variant]
-        )
+        """Raises ValueError, naming it, where a weight is damaged or the source's tensors do not
+        fit, and KeyError for a variant that was not asked for."""
+        encoders = self._variants[variant]
+        made = self._source.tensors(self.index, variant) if self._source else None
+        if made is not None:
+            return self._checked(made, variant)
+        return self._collect(lambda path, encoder: encoder.encode(full[f"{path}.weight"]), encoders)
 
     def is_derived(self, variant: str) -> bool:
+        if self._source and self._source.provides(self.index, variant):
+            return False
         return all(isinstance(v, DerivedVariant) for v in self._variants[variant].values())
 
     def is_lossless(self, variant: str) -> bool:
-        return all(isinstance(v, NestedVariant) for v in self._variants[variant].values())
+        return self.is_derived(variant) and all(
+            isinstance(v, NestedVariant) for v in self._variants[variant].values()
+        )
 
     def derived_like(self, variant: str) -> TensorMap:
         return self._collect(
@@ -117,10 +161,25 @@ class SglangLayer:
             for path, linear in self._linears.items():
                 linear.weight.data = tensors[f"{path}.weight"]
                 linear.module.quant_method = linear.method
-            return
-        parts = self._by_linear(tensors)
-        for path, kernel in self._variants[variant].items():
-            self._linears[path].module.quant_method = VariantLinearMethod(kernel, parts[path])
+        else:
+            parts = self._by_linear(tensors)
+            for path, kernel in self._variants[variant].items():
+                self._linears[path].module.quant_method = VariantLinearMethod(kernel, parts[path])
+        for name, parameter in self._replaceable.items():
+            parameter.use(tensors.get(name))
+
+    def bind_merged(
+        self, variant: str, tensors: TensorMap, residual: TensorMap, scratch: torch.Tensor
+    ) -> None:
+        parts, rest = self._by_linear(tensors), self._by_linear(residual)
+        for path, encoder in self._nested(variant).items():
+            linear = self._linears[path]
+            weight = linear.weight.data
+            full = scratch[: weight.nbytes].view(weight.dtype).view(weight.shape)
+            linear.weight.data = full
+            linear.module.quant_method = MergedLinearMethod(
+                linear.method, encoder, parts[path], rest[path], full
+            )
 
     def _derived(self, variant: str) -> dict[str, DerivedVariant]:
         found = self._variants[variant]
@@ -143,11 +202,35 @@ class SglangLayer:
             tensors |= {f"{path}.{part}": tensor for part, tensor in parts.items()}
         return tensors
 
+    def _checked(self, made: TensorMap, variant: str) -> TensorMap:
+        """A source's tensors, its parameters in the dtype of those they replace.
+
+        Raises `SourceError` where they are not what this layer needs.
+        """
+        where = f"layer {self.index} in {variant}"
+        tensors = dict(made)
+        for name in made.keys() & self._replaceable.keys():
+            loaded = self._replaceable[name].loaded
+            if made[name].shape != loaded.shape:
+                raise SourceError(
+                    f"{where}: {name} is {list(made[name].shape)}, in the model "
+                    f"{list(loaded.shape)}; take the variants of this very model"
+                )
+            tensors[name] = made[name].to(loaded.dtype)
+        paths = {name.rpartition(".")[0] for name in made.keys() - self._replaceable.keys()}
+        if unfit := paths ^ self._linears.keys():
+            raise SourceError(
+                f"{where}: tensors of {', '.join(sorted(unfit))} are missing or not known; "
+                "take the variants of this very model"
+            )
+        return tensors
+
     def _by_linear(self, tensors: TensorMap) -> dict[str, dict[str, torch.Tensor]]:
         parts: dict[str, dict[str, torch.Tensor]] = {path: {} for path in self._linears}
         for name, tensor in tensors.items():
-            path, _, part = name.rpartition(".")
-            parts[path][part] = tensor
+            if name not in self._replaceable:
+                path, _, part = name.rpartition(".")
+                parts[path][part] = tensor
         return parts
 
 
@@ -157,9 +240,14 @@ def _layout_of(variant: DerivedVariant, weight: torch.Tensor) -> dict[str, torch
 
 
 def find_morphable_layers(
-    model: torch.nn.Module, variants: Sequence[str] | None = None, quantizer: str = "rtn"
+    model: torch.nn.Module,
+    variants: Sequence[str] | None = None,
+    quantizer: str = "rtn",
+    source: VariantSource | None = None,
 ) -> list[SglangLayer]:
     """Every decoder layer of `model`, in order, ready for `variants` (None: the device's default).
+
+    What `source` does not provide is made by `quantizer`.
 
     Raises `UnsupportedModel` unless all their linears are plain and take every variant; ValueError
     for an unknown variant or quantizer.
@@ -176,7 +264,13 @@ def find_morphable_layers(
     for index, found in enumerate(linears):
         _check_shapes(index, found, encoders)
     return [
-        SglangLayer(index, found, _choose(index, found, encoders))
+        SglangLayer(
+            index,
+            found,
+            _choose(index, found, encoders),
+            _find_replaceable(decoder[index]),
+            source,
+        )
         for index, found in enumerate(linears)
     ]
 
@@ -194,6 +288,15 @@ def _choose(
             except ValueError as error:
                 raise _unsupported(index, path, str(error)) from error
     return chosen
+
+
+def _find_replaceable(layer: torch.nn.Module) -> dict[str, _Replaceable]:
+    parameters = dict(layer.named_parameters())
+    return {
+        name: _Replaceable(parameters[name])
+        for name in REPLACEABLE_PARAMETERS
+        if name in parameters
+    }
 
 
 def _find_linears(index: int, layer: torch.nn.Module) -> dict[str, _Linear]:

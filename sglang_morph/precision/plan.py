@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import pairwise
 from pathlib import Path
@@ -81,6 +81,10 @@ class PrecisionPlan:
     note: str = ""
     """How the plan was made, for people."""
     schema_version: int = SCHEMA_VERSION
+    checkpoint_digest: str = ""
+    """Of the weights the order was measured on; empty for an order that was not measured."""
+    calibration_digest: str = ""
+    """SHA-256 of the text it was measured on; likewise."""
 
     def __post_init__(self) -> None:
         _check_levels(self.levels, len(self.steps))
@@ -177,13 +181,24 @@ def default_plan(
     layers = list(range(identity.num_layers))
     if order == "back":
         layers.reverse()
-    count = len(layers)
-    steps = tuple(PlanStep(layer, variant) for variant in variants for layer in layers)
+    orders = {variant: layers for variant in variants}
+    return plan_in_order(identity, orders, f"default plan, {order} first")
+
+
+def plan_in_order(
+    identity: ModelIdentity, orders: Mapping[str, Sequence[int]], note: str
+) -> PrecisionPlan:
+    """All layers take the first variant of `orders`, in its order of layers, then the next.
+
+    With the levels of `default_plan`. Raises `PlanError` as that does.
+    """
+    count = identity.num_layers
+    steps = tuple(PlanStep(layer, variant) for variant, order in orders.items() for layer in order)
     levels = {0}
-    if variants:
+    if orders:
         levels |= {math.ceil(count / 4), math.ceil(count / 2)}
-        levels |= {count * passes for passes in range(1, len(variants) + 1)}
-    return PrecisionPlan(identity, steps, tuple(sorted(levels)), f"default plan, {order} first")
+        levels |= {count * passes for passes in range(1, len(orders) + 1)}
+    return PrecisionPlan(identity, steps, tuple(sorted(levels)), note)
 
 
 def _check_levels(levels: Sequence[int], steps: int) -> None:

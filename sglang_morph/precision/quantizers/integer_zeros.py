@@ -18,6 +18,10 @@ class IntegerZeros:
     zeros: torch.Tensor
     """uint8 `[N, K / group_size]`: the code that stands for 0."""
 
+    def rows(self, index: torch.Tensor) -> IntegerZeros:
+        """Of those rows only."""
+        return IntegerZeros(self.codes[index], self.scales[index], self.zeros[index])
+
     def dequantize(self) -> torch.Tensor:
         """float32 `[N, K]`."""
         rows, columns = self.codes.shape

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch.nn.functional import linear
 
@@ -9,6 +11,25 @@ from sglang_morph.precision.quantizers.base import check_weight
 from sglang_morph.precision.variants.base import DerivedVariant, Parts, Variant
 
 E4M3_MAX = 448.0
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledFp8:
+    """A weight quantized elsewhere: weight = code * scale."""
+
+    codes: torch.Tensor
+    """float8_e4m3fn `[N, K]`."""
+    scales: torch.Tensor
+    """float32 `[N]`."""
+
+    def rows(self, index: torch.Tensor) -> ScaledFp8:
+        """Of those rows only."""
+        codes = self.codes.view(torch.uint8)[index].view(torch.float8_e4m3fn)
+        return ScaledFp8(codes, self.scales[index])
+
+    def dequantize(self) -> torch.Tensor:
+        """float32 `[N, K]`."""
+        return self.codes.float() * self.scales.unsqueeze(-1)
 
 
 class Fp8(DerivedVariant):

@@ -5,20 +5,31 @@ from __future__ import annotations
 import torch
 
 from sglang_morph.precision.quantizers.base import QuantizedWeight
-from sglang_morph.precision.variants.base import Parts, QuantizedVariant, finish, rows_of
+from sglang_morph.precision.quantizers.integer_zeros import IntegerZeros
+from sglang_morph.precision.variants.base import (
+    IntegerZerosVariant,
+    Parts,
+    QuantizedVariant,
+    finish,
+    rows_of,
+)
 from sglang_morph.precision.variants.grouping import int4_group_size
 
 
-class Int4Cpu(QuantizedVariant):
+class Int4Cpu(QuantizedVariant, IntegerZerosVariant):
     """Groups along K with a scale and a zero each; the kernel's zero is that of code 8, as ours.
 
-    The packed layout depends on the vector width of the CPU that packs, so parts are made where
-    they are used and never stored in files.
+    How codes are packed depends on the vector width of the CPU that packs them.
     """
 
     name = "int4"
     parameter_dtype = torch.bfloat16
     kernel = "torch._weight_int4pack_mm_for_cpu"
+    integer_group_sizes = (32, 64, 128, 256)
+
+    @property
+    def layout(self) -> str:
+        return f"{super().layout}-{torch.backends.cpu.get_cpu_capability().lower()}"
 
     def supports(self, rows: int, columns: int) -> str | None:
         if rows % 16:
@@ -36,6 +47,21 @@ class Int4Cpu(QuantizedVariant):
         codes = torch._convert_weight_to_int4pack_for_cpu(quantized.codes.int(), 1)
         pairs = torch.stack((quantized.scales.t(), quantized.zeros.t()), dim=-1)
         return {"codes": codes, "scales_and_zeros": pairs.contiguous()}
+
+    def pack_integer_zeros(self, quantized: IntegerZeros) -> dict[str, torch.Tensor]:
+        """Scales and the values of code 8 are rounded to bfloat16: by 1/256 of themselves."""
+        scales = quantized.scales.float()
+        groups = scales.shape[1]
+        zeros = (8 - quantized.zeros.float()) * scales
+        return self.pack(
+            QuantizedWeight(
+                codes=quantized.codes,
+                scales=scales.to(self.parameter_dtype),
+                zeros=zeros.to(self.parameter_dtype),
+                bits=self.nominal_bits,
+                group_size=quantized.codes.shape[1] // groups,
+            )
+        )
 
     def linear(self, parts: Parts, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         rows = rows_of(x, torch.bfloat16)  # with float32 the kernel is 10 times slower

@@ -9,7 +9,7 @@ import torch
 
 from sglang_morph.precision.quantizers.base import check_weight
 from sglang_morph.precision.quantizers.integer_zeros import IntegerZeros, quantize_integer_zeros
-from sglang_morph.precision.variants.base import Parts, Variant, finish
+from sglang_morph.precision.variants.base import IntegerZerosVariant, Parts, finish
 
 BITS = 4
 GROUP_SIZE = 128
@@ -18,16 +18,17 @@ AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """Which of eight neighbouring columns AWQ keeps in nibble 0, 1, ... of a word."""
 
 
-class Int4Marlin(Variant):
+class Int4Marlin(IntegerZerosVariant):
     """Marlin wants integer zero points, so this rounds to nearest itself, whatever the quantizer.
 
-    Parts, all as the kernel reads them: `codes` int32 `[K / 16, 2 N]`, `scales` `[K / 128, N]` in
-    the weight's dtype, `zeros` int32 `[K / 128, N / 8]`, and `workspace` int32, one lock for each
+    Parts, all as the kernel reads them: `codes` int32 `[K / 16, 2 N]`, `scales` `[K / group, N]` in
+    the weight's dtype, `zeros` int32 `[K / group, N / 8]`, and `workspace` int32, one lock for each
     multiprocessor, 0 between calls.
     """
 
     name = "int4"
     kernel = "SGLang Marlin (AWQ)"
+    integer_group_sizes = (32, 64, 128)
 
     def supports(self, rows: int, columns: int) -> str | None:
         if columns % GROUP_SIZE:
@@ -36,7 +37,14 @@ class Int4Marlin(Variant):
             return f"int4 (Marlin) needs N divisible by 64, not {rows}"
         return None
 
+    def group_size(self, columns: int) -> int:
+        return GROUP_SIZE
+
     def encode(self, weight: torch.Tensor) -> dict[str, torch.Tensor]:
+        return self.pack_integer_zeros(self._quantize(weight))
+
+    def pack_integer_zeros(self, quantized: IntegerZeros) -> dict[str, torch.Tensor]:
+        """Repacked on the GPU; scales must be in the dtype of the activations."""
         from sglang.kernels.ops.quantization.awq_marlin_repack import awq_marlin_repack
         from sglang.srt.layers.quantization.marlin_utils import (
             marlin_make_workspace,
@@ -44,18 +52,16 @@ class Int4Marlin(Variant):
             marlin_zero_points,
         )
 
-        quantized = self._quantize(weight)
-        rows, columns = weight.shape
+        rows, columns = quantized.codes.shape
+        groups = quantized.scales.shape[1]
         device = torch.device("cuda", torch.cuda.current_device())
         words = pack_awq(quantized.codes).to(device)
         parts = {
             "codes": awq_marlin_repack(words, columns, rows, BITS),
             "scales": marlin_permute_scales(
-                quantized.scales.t().contiguous(), columns, rows, GROUP_SIZE
+                quantized.scales.t().contiguous(), columns, rows, columns // groups
             ),
-            "zeros": marlin_zero_points(
-                quantized.zeros.t().int(), columns // GROUP_SIZE, rows, BITS
-            ),
+            "zeros": marlin_zero_points(quantized.zeros.t().int(), groups, rows, BITS),
             "workspace": marlin_make_workspace(device),
         }
         return {name: part.cpu() for name, part in parts.items()}

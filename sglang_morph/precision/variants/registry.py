@@ -16,6 +16,7 @@ _PACKAGE = "sglang_morph.precision.variants"
 VARIANTS: dict[tuple[str, str], str] = {
     ("int8", "cpu"): f"{_PACKAGE}.int8_cpu:Int8Cpu",
     ("int4", "cpu"): f"{_PACKAGE}.int4_cpu:Int4Cpu",
+    ("int3", "cpu"): f"{_PACKAGE}.int3_cpu:Int3Cpu",
     ("nested_fp8", "cpu"): f"{_PACKAGE}.nested_fp8:NestedFp8",
     ("fp8", "cpu"): f"{_PACKAGE}.fp8:Fp8",
     ("nested_fp8", "cuda"): f"{_PACKAGE}.fp8_cuda:NestedFp8Cuda",
@@ -24,6 +25,10 @@ VARIANTS: dict[tuple[str, str], str] = {
     ("int4", "cuda"): f"{_PACKAGE}.int4_marlin:Int4Marlin",
 }
 """(variant, device type) -> `module:class`, imported when first used."""
+
+LOSSLESS_VARIANTS = ("nested_fp8",)
+"""Variants that become the full weights again with a residual. Where a weight's values do not
+allow it, they take a stand-in that does not."""
 
 FP8_CAPABILITY = (8, 9)
 """The first compute capability with FP8 tensor cores."""

@@ -230,8 +230,8 @@ def test_models_without_decoder_layers() -> None:
 
 
 def test_unknown_variants_and_quantizers() -> None:
-    with pytest.raises(ValueError, match="'int3' does not exist"):
-        find_morphable_layers(llama(), ["int3"])
+    with pytest.raises(ValueError, match="'int2' does not exist"):
+        find_morphable_layers(llama(), ["int2"])
     with pytest.raises(ValueError, match="unknown quantizer"):
         find_morphable_layers(llama(), quantizer="best")
 

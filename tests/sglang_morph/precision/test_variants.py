@@ -23,13 +23,14 @@ from sglang_morph.precision.variants.registry import (
 SMOLLM2_SHAPES = [(960, 576), (576, 576), (3072, 576), (576, 1536)]
 KERNELS = [
     ("fp8", "cpu"),
+    ("int3", "cpu"),
     ("int4", "cpu"),
     ("int8", "cpu"),
     ("int8", "cuda"),
     ("nested_fp8", "cpu"),
 ]
 """What runs on a CPU: `int8` of `cuda` is plain torch."""
-CODES = {"int8": 0.01, "int4": 0.1, "fp8": 0.03, "nested_fp8": 0.03}
+CODES = {"int8": 0.01, "int4": 0.1, "int3": 0.22, "fp8": 0.03, "nested_fp8": 0.03}
 """Relative error of the codes on Gaussian weights."""
 BATCHES = [*range(1, 18), 31, 32, 33, 63, 64]
 
@@ -100,7 +101,7 @@ def test_parts_are_small_and_contiguous(key: tuple[str, str]) -> None:
     weight = random(960, 576).clamp(-1.5, 1.5).half()
     parts = chosen.encode(weight)
     assert all(part.is_contiguous() and part.device.type == "cpu" for part in parts.values())
-    groups = weight.numel() // (64 if chosen.name == "int4" else 576)
+    groups = weight.numel() // chosen.group_size(576)
     codes = weight.numel() * chosen.nominal_bits // 8
     assert sum(part.nbytes for part in parts.values()) <= codes + groups * 2 * 4
 
@@ -128,6 +129,8 @@ def test_parts_may_lie_in_a_slab(key: tuple[str, str]) -> None:
         (("int8", "cpu"), (64, 40), "K divisible by 16, not 40"),
         (("int4", "cpu"), (40, 64), "N divisible by 16, not 40"),
         (("int4", "cpu"), (64, 48), "K divisible by 32, not 48"),
+        (("int3", "cpu"), (64, 48), "K divisible by 32, not 48"),
+        (("int3", "cpu"), (60, 64), "N divisible by 8, not 60"),
         (("int4", "cuda"), (64, 192), "K divisible by 128, not 192"),
         (("int4", "cuda"), (96, 128), "N divisible by 64, not 96"),
         (("nested_fp8", "cpu"), (64, 33), "an even K, not 33"),
@@ -197,8 +200,8 @@ def test_the_gpu_decides_the_default(
 
 
 def test_unknown_variants_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"'int3' does not exist on device 'cpu'.*int8, int4"):
-        variant("int3", "cpu")
+    with pytest.raises(ValueError, match=r"'int2' does not exist on device 'cpu'.*int8, int4"):
+        variant("int2", "cpu")
     with pytest.raises(ValueError, match="known there: none"):
         variant("int8", "npu")
     with pytest.raises(ValueError, match="'npu'; use cpu or cuda"):

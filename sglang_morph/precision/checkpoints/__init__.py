@@ -1,0 +1,1 @@
+"""Quantized checkpoints of other tools as sources of variants."""
