@@ -1,0 +1,3 @@
+from tests.sglang_morph.precision.conftest import sglang_distributed
+
+__all__ = ["sglang_distributed"]
