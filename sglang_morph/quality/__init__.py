@@ -1,0 +1,1 @@
+"""`sglang-morph quality`: what each precision level does to the answers."""
