@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-HookKind = Literal["before", "after", "around", "replace"]
+HookKind = Literal["before", "after", "around"]
 Process = Literal["server", "scheduler"]
 
 

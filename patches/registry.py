@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from patches import (
+    admission,
     allocator,
     argument_defaults,
     attach,
     communicator,
     control,
     cuda_graphs,
+    demand,
+    exposure,
     guards,
     kv_budget,
     kv_pool,
+    launch,
+    prefixes,
     requests,
     retract,
     server_start,
@@ -29,6 +34,8 @@ ENTRY_POINT_PATCHES: tuple[Patch, ...] = (
 
 SERVER_PATCHES: tuple[Patch, ...] = (
     communicator.PATCH,
+    demand.PATCH,
+    *exposure.PATCHES,
     *(patch for patch in guards.PATCHES if patch.process == "server"),
 )
 
@@ -42,6 +49,9 @@ SCHEDULER_PATCHES: tuple[Patch, ...] = (
     tick.PATCH,
     retract.PATCH,
     *requests.PATCHES,
+    admission.PATCH,
+    launch.PATCH,
+    prefixes.PATCH,
     control.PATCH,
     status.PATCH,
     *(patch for patch in guards.PATCHES if patch.process == "scheduler"),

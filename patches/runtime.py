@@ -42,7 +42,7 @@ class SchedulerRuntime(Protocol):
     def attach(self, scheduler: Any) -> None:
         """The scheduler is complete; its event loop starts next."""
 
-    def tick(self, scheduler: Any, running_batch: Any, last_batch: Any) -> None:
+    def tick(self) -> None:
         """A step boundary, before SGLang plans the next batch."""
 
     def request_queued(self, req: Any, is_retracted: bool) -> None:
@@ -53,6 +53,18 @@ class SchedulerRuntime(Protocol):
 
     def relieve(self, batch: Any) -> bool:
         """The next decode step does not fit: make room at once. True if capacity has grown."""
+
+    def admit(self, add: Callable[[], Any], adder: Any, req: Any) -> Any:
+        """`adder`, which plans a prefill, is asked to take `req` from the queue, which `add` does.
+
+        Returns an `AddReqResult`.
+        """
+
+    def launched(self, batch: Any) -> None:
+        """A forward starts, with weights and pages as they are."""
+
+    def chunk_left_out(self, req: Any, tree_cache: Any) -> None:
+        """A chunk's KV was kept out of the cache: make `req` ready for its next chunk."""
 
     def handle_control(self, request: Any) -> Any:
         """Answer a `control_request_type`; the reply goes back to the server process."""
@@ -66,6 +78,15 @@ class ServerRuntime(Protocol):
 
     control_reply_type: ClassVar[type]
     """Type of the messages that answer a control request."""
+
+    exposure_field: ClassVar[str]
+    """Name of a request's exposure in `meta_info`."""
+
+    def metadata_of(self, meta_infos: list[dict[str, Any]]) -> dict[str, Any]:
+        """What an OpenAI response with these choices adds to its metadata."""
+
+    def check_custom_params(self, custom_params: dict[str, Any]) -> None:
+        """Raises ValueError for a demand that makes no sense."""
 
 
 class EntryPointRuntime(ServerRuntime, Protocol):

@@ -10,8 +10,8 @@ from patches.runtime import SchedulerRuntime
 
 
 def make_hook(runtime: SchedulerRuntime) -> Callable[..., Any]:
-    def before_next_batch(scheduler: Any, running_batch: Any, last_batch: Any) -> None:
-        runtime.tick(scheduler, running_batch, last_batch)
+    def before_next_batch(*_: Any, **__: Any) -> None:
+        runtime.tick()
 
     return before_next_batch
 

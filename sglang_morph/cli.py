@@ -15,6 +15,8 @@ from sglang_morph.cpu import cpu_environment, prepare_process, wants_cpu
 from sglang_morph.demo.cli import app as demo_app
 from sglang_morph.flags import ENVIRONMENT, OneLineParser, add_flags, options_of, to_argv
 from sglang_morph.policy_cli.app import app as policy_app
+from sglang_morph.profiling.cli import profile
+from sglang_morph.quality.cli import quality
 from sglang_morph.refusals import MorphRefusal
 
 app = typer.Typer(
@@ -27,6 +29,8 @@ app = typer.Typer(
 app.add_typer(demo_app, name="demo")
 app.add_typer(policy_app, name="policy")
 app.add_typer(bench_app, name="bench")
+app.command()(profile)
+app.command("quality")(quality)
 
 _PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True}
 

@@ -43,7 +43,8 @@ class Engine(SglangEngine):
         super().__init__(server_args=server_args)
 
     def morph(self, action: str, **argument: Any) -> MorphControlReqOutput:
-        """Ask the runtime for `status`, `set_level` (with `level`) or `verify`.
+        """Ask the runtime for `status`, `set_level` (with `level`), `verify` or another action of
+        `MorphControlReq`.
 
         Raises RuntimeError with a static backend, which has no runtime.
         """

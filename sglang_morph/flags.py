@@ -38,6 +38,10 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
+def _folder_or_none(text: str) -> str | None:
+    return None if text == "none" else text
+
+
 @dataclass(frozen=True, slots=True)
 class Flag:
     """The flag of one field of `MorphOptions`."""
@@ -66,8 +70,9 @@ FLAGS: tuple[Flag, ...] = (
         "memory_backend",
         str,
         "NAME",
-        "Who owns the memory of weights and KV cache: static (stock SGLang, nothing moves) or "
-        "layer_swap (decoder layers give up bytes by taking smaller variants in place).",
+        "Who owns the memory of weights and KV cache: static (stock SGLang, nothing moves), "
+        "layer_swap (decoder layers give up bytes by taking smaller variants in place) or "
+        "semi_unified (weights in two halves; the memory of the lower ones is mapped to KV pages).",
     ),
     Flag(
         "policy",
@@ -83,6 +88,21 @@ FLAGS: tuple[Flag, ...] = (
         "A,B",
         "Variants a layer passes through, largest first, such as int8,int4. None given: the "
         "device's default.",
+    ),
+    Flag(
+        "variant_checkpoint",
+        str,
+        "PATH",
+        "Folder of a quantized checkpoint of the same model that int4 (AutoAWQ, or "
+        "compressed-tensors pack-quantized) or fp8 (float-quantized) is taken from. None given: "
+        "that variant is quantized as the server starts.",
+    ),
+    Flag(
+        "bundle",
+        _folder_or_none,
+        "DIR|auto|none",
+        "Morph bundle (`sglang-morph profile`): its plan, and its variants instead of quantizing "
+        "at start. auto: variants kept in the user's cache, made if they are missing.",
     ),
     Flag(
         "plan", str, "PATH", "Precision plan (JSON). None given: a default plan in --morph-order."
@@ -169,6 +189,52 @@ FLAGS: tuple[Flag, ...] = (
         str,
         "PATH",
         "two_mode: thresholds written by `sglang-morph policy solve`. None given: built-in ones.",
+    ),
+    Flag(
+        "eviction_quality_price",
+        float,
+        "TOKENS",
+        "Cached prefixes are kept by lowering precision where computing them again would cost "
+        "more than this many computed tokens for each token at the lower level.",
+    ),
+    Flag(
+        "eviction_victim_reuse",
+        float,
+        "FRACTION",
+        "Reuse expected of the prefixes evicted next, over that of the average one.",
+    ),
+    Flag(
+        "eviction_dwell_s",
+        float,
+        "SECONDS",
+        "How long precision is expected to stay low when that price is weighed.",
+    ),
+    Flag(
+        "eviction_min_pressure",
+        float,
+        "FRACTION",
+        "KV pages in use over base pages below which prefixes are evicted without weighing.",
+    ),
+    Flag(
+        "unit_mib",
+        int,
+        "MIB",
+        "semi_unified: physical memory that moves at a time, a multiple of 2 MiB and no more than "
+        "the first level lends. Larger units cost less to map. None given: 2 on a CPU, else 64.",
+    ),
+    Flag(
+        "floor_policy",
+        str,
+        "POLICY",
+        "A request that asks for more precision (min_precision) than there is: hold (it waits, and "
+        "precision returns for it), reject (answered with 503) or ignore (served and counted).",
+    ),
+    Flag(
+        "prefix_policy",
+        str,
+        "POLICY",
+        "Cached prefixes computed below full precision: share (reused and counted), namespace "
+        "(reused at their own level only) or refresh (dropped once precision is full again).",
     ),
     Flag("event_log", str, "PATH", "Write events to this file, one JSON object a line."),
     Flag(

@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     from patches.apply import PatchError
     from sglang_morph.server_args import prepare_morph_server_args
-    from sglang_morph.server_runtime import add_routes, prepare_server_process
+    from sglang_morph.server_runtime import add_routes, prepare_server_process, read_demands
 
     load_plugins()
     try:
@@ -45,6 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (MorphRefusal, PatchError) as error:
         return _refuse(error)
     add_routes()
+    if not server_args.morph.is_static:
+        read_demands()
     try:
         _serve(server_args)
     finally:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from memory_backends import BACKENDS
-from sglang_morph.controller.monitor import Monitor
+from memory_backends import BACKENDS, backend_class
+from memory_backends.semi_unified import SemiUnifiedBackend
+from memory_backends.shared_region import UNIT_STEP, check_unit_bytes
+from sglang_morph.bundle import AUTO
+from sglang_morph.controller.eviction_cost import EvictionParameters
+from sglang_morph.controller.monitor import check_percentile
 from sglang_morph.controller.registry import create_policy
-from sglang_morph.options import MorphOptions
+from sglang_morph.options import FLOOR_POLICIES, PREFIX_POLICIES, MorphOptions
 from sglang_morph.precision.variants.registry import check_variant
 from sglang_morph.refusals import MorphRefusal
 
@@ -28,16 +32,26 @@ def check_options(options: MorphOptions, device: str) -> None:
     if options.is_static:
         return
     _check_policy(options)
+    _check_request_policies(options)
     _check_plan(options, device)
+    _check_halves(options, device)
     _check_event_log(options)
 
 
 def _check_policy(options: MorphOptions) -> None:
     try:
         create_policy(options, top_level=1)
-        Monitor(percentile=options.slo_percentile)
+        check_percentile(options.slo_percentile)
+        EvictionParameters.of(options)
     except ValueError as error:
         raise MorphRefusal(str(error)) from error
+
+
+def _check_request_policies(options: MorphOptions) -> None:
+    for name, known in (("floor_policy", FLOOR_POLICIES), ("prefix_policy", PREFIX_POLICIES)):
+        if (given := getattr(options, name)) not in known:
+            flag = "--morph-" + name.replace("_", "-")
+            raise MorphRefusal(f"{flag} is {given!r}; give one of {', '.join(known)}")
 
 
 def _check_plan(options: MorphOptions, device: str) -> None:
@@ -47,11 +61,51 @@ def _check_plan(options: MorphOptions, device: str) -> None:
         )
     if options.plan is not None and options.variants:
         raise MorphRefusal("--morph-plan names its own variants; leave out --morph-variants")
+    if options.bundle is not None and options.variant_checkpoint is not None:
+        raise MorphRefusal(
+            "--morph-bundle and --morph-variant-checkpoint both bring variants; leave out one"
+        )
+    if options.bundle not in (None, AUTO) and (options.plan or options.variants):
+        raise MorphRefusal(
+            f"--morph-bundle {options.bundle} brings its own plan; leave out --morph-plan and "
+            "--morph-variants"
+        )
     for variant in options.variants:
         try:
             check_variant(variant, device)
         except ValueError as error:
             raise MorphRefusal(f"--morph-variants: {error}") from error
+
+
+def _check_halves(options: MorphOptions, device: str) -> None:
+    """What a backend that keeps weights as halves needs, and what only it takes."""
+    if not issubclass(backend_class(options.memory_backend), SemiUnifiedBackend):
+        if options.unit_mib is not None:
+            raise MorphRefusal(
+                f"--memory-backend {options.memory_backend} has no units; leave out "
+                "--morph-unit-mib, or use --memory-backend semi_unified"
+            )
+        return
+    if device != "cpu":
+        raise MorphRefusal(
+            f"--memory-backend {options.memory_backend} has no merge GEMM kernel for this "
+            f"{'GPU' if device == 'cuda' else device} yet; use --memory-backend layer_swap"
+        )
+    for flag, value in (
+        ("--morph-bundle", options.bundle),
+        ("--morph-variant-checkpoint", options.variant_checkpoint),
+    ):
+        if value is not None:
+            raise MorphRefusal(
+                f"{flag} does not work with --memory-backend {options.memory_backend}: lower "
+                "precision is the upper half of the weights themselves; leave it out (--morph-plan "
+                "gives an order of layers), or use --memory-backend layer_swap"
+            )
+    if options.unit_mib is not None:
+        try:
+            check_unit_bytes(options.unit_mib << 20, UNIT_STEP)
+        except ValueError as error:
+            raise MorphRefusal(f"--morph-unit-mib {options.unit_mib}: {error}") from error
 
 
 def _check_event_log(options: MorphOptions) -> None:

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from memory_backends import backend_class
+from memory_backends.semi_unified import default_unit_bytes
+from memory_backends.shared_region import UNIT_STEP
+from sglang_morph.bundle import AUTO
+from sglang_morph.bundle.bundle import Bundle
+from sglang_morph.bundle.serving import check_bundle
 from sglang_morph.host_memory import available_bytes
 from sglang_morph.options import MorphOptions
 from sglang_morph.precision.names import NOMINAL_BITS
 from sglang_morph.precision.plan import ModelIdentity, PrecisionPlan, default_plan
 from sglang_morph.precision.quantizers.registry import create_quantizer
 from sglang_morph.precision.variants.registry import (
+    LOSSLESS_VARIANTS,
     check_variant,
     create_variant,
     default_variants,
 )
 from sglang_morph.refusals import MorphRefusal
+from sglang_morph.variant_checkpoint import open_checkpoint
 
 ARCHITECTURES = (
     "LlamaForCausalLM",
@@ -50,7 +59,24 @@ def check_model_and_host(server_args: Any, options: MorphOptions) -> None:
     plan = make_plan(config, options, server_args.device)
     shapes = list(linear_shapes(config))
     check_shapes(shapes, plan.variants, server_args.device)
-    needed = host_bytes(shapes, plan, model_config.dtype.itemsize)
+    if options.bundle is not None:
+        try:
+            check_bundle(server_args, options.bundle)
+        except ValueError as error:
+            raise MorphRefusal(str(error)) from error
+    if options.variant_checkpoint is not None:
+        open_checkpoint(
+            options.variant_checkpoint,
+            plan,
+            shapes_by_path(shapes),
+            server_args.device,
+            model_config.dtype,
+        )
+    if needs_lossless(options):
+        check_unit_size(shapes, plan, options, server_args.device)
+        needed = residual_bytes(shapes, len(plan.steps))
+    else:
+        needed = host_bytes(shapes, plan, model_config.dtype.itemsize)
     if server_args.device == "cpu":
         needed += model_bytes(config, shapes, model_config.dtype.itemsize)
     check_host_memory(needed, available_bytes())
@@ -89,11 +115,14 @@ def _obstacle(model_config: Any) -> str | None:
 
 
 def make_plan(config: Any, options: MorphOptions, device: str) -> PrecisionPlan:
-    """The plan of `--morph-plan`, else the default one. Raises `MorphRefusal` if it doesn't fit."""
+    """The bundle's, or that of `--morph-plan`, else the default one. Raises `MorphRefusal`."""
     try:
         identity = ModelIdentity.from_hf_config(config)
-        if options.plan is None:
-            variants = options.variants or default_variants(device)
+        if options.bundle not in (None, AUTO):
+            plan = Bundle.open(Path(options.bundle)).plan
+            plan.check_model(identity)
+        elif options.plan is None:
+            variants = options.variants or _default_variants(options, device)
             plan = default_plan(identity, variants, options.order)
         else:
             plan = PrecisionPlan.load(options.plan)
@@ -104,7 +133,28 @@ def make_plan(config: Any, options: MorphOptions, device: str) -> PrecisionPlan:
             check_variant(variant, device)
     except ValueError as error:
         raise MorphRefusal(str(error)) from error
+    if needs_lossless(options):
+        _check_lossless(plan, options)
     return plan
+
+
+def needs_lossless(options: MorphOptions) -> bool:
+    """Whether the backend keeps weights as the two halves of a lossless variant."""
+    return not options.is_static and backend_class(options.memory_backend).lossless_only
+
+
+def _default_variants(options: MorphOptions, device: str) -> tuple[str, ...]:
+    return LOSSLESS_VARIANTS[:1] if needs_lossless(options) else default_variants(device)
+
+
+def _check_lossless(plan: PrecisionPlan, options: MorphOptions) -> None:
+    unfit = [variant for variant in plan.variants if variant not in LOSSLESS_VARIANTS]
+    if unfit:
+        raise MorphRefusal(
+            f"--memory-backend {options.memory_backend} keeps weights as halves of "
+            f"{' or '.join(LOSSLESS_VARIANTS)} and cannot take {', '.join(unfit)}; leave it out of "
+            "--morph-variants or the plan, or use --memory-backend layer_swap"
+        )
 
 
 def linear_shapes(config: Any) -> Iterator[LinearShape]:
@@ -117,6 +167,11 @@ def linear_shapes(config: Any) -> Iterator[LinearShape]:
     yield LinearShape("self_attn.o_proj", hidden, heads * head_dim)
     yield LinearShape("mlp.gate_up_proj", 2 * inner, hidden)
     yield LinearShape("mlp.down_proj", hidden, inner)
+
+
+def shapes_by_path(shapes: Iterable[LinearShape]) -> dict[str, tuple[int, int]]:
+    """Path -> rows and columns."""
+    return {shape.path: (shape.rows, shape.columns) for shape in shapes}
 
 
 def check_shapes(shapes: Sequence[LinearShape], variants: Sequence[str], device: str) -> None:
@@ -144,6 +199,28 @@ def host_bytes(shapes: Sequence[LinearShape], plan: PrecisionPlan, itemsize: int
     weights = sum(shape.rows * shape.columns for shape in shapes)
     images = sum(weights * (NOMINAL_BITS[step.variant] + 1) // 8 for step in plan.steps)
     return plan.model.num_layers * weights * itemsize + images
+
+
+def residual_bytes(shapes: Sequence[LinearShape], layers: int) -> int:
+    """The lower halves of `layers` decoder layers, one byte a weight."""
+    return layers * sum(shape.rows * shape.columns for shape in shapes)
+
+
+def check_unit_size(
+    shapes: Sequence[LinearShape], plan: PrecisionPlan, options: MorphOptions, device: str
+) -> None:
+    """Raises `MorphRefusal` where the first level of `plan` would not lend a single unit."""
+    asked = options.unit_mib
+    unit = default_unit_bytes(device) if asked is None else asked << 20
+    first = residual_bytes(shapes, plan.levels[min(1, plan.max_level)])
+    if first < unit:
+        largest = first // UNIT_STEP * (UNIT_STEP >> 20)
+        raise MorphRefusal(
+            f"units of {unit >> 20} MiB are too large: at level 1 the lower halves of this model "
+            f"are {first / (1 << 20):.1f} MiB, so nothing could be lent; "
+            + (f"give --morph-unit-mib {largest}" if largest else "choose deeper --morph-levels")
+            + ", or use --memory-backend layer_swap"
+        )
 
 
 def model_bytes(config: Any, shapes: Sequence[LinearShape], itemsize: int) -> int:

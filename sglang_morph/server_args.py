@@ -29,7 +29,10 @@ class MorphServerArgs(ServerArgs):
     memory_backend: str = DEFAULTS.memory_backend
     morph_policy: str = DEFAULTS.policy
     morph_variants: tuple[str, ...] = DEFAULTS.variants
+    morph_bundle: str | None = DEFAULTS.bundle
+    morph_variant_checkpoint: str | None = DEFAULTS.variant_checkpoint
     morph_plan: str | None = DEFAULTS.plan
+    morph_levels: tuple[int, ...] = DEFAULTS.levels
     morph_order: str = DEFAULTS.order
     morph_max_level: int | None = DEFAULTS.max_level
     morph_mode: str = DEFAULTS.mode
@@ -47,6 +50,13 @@ class MorphServerArgs(ServerArgs):
     morph_quality_budget: float | None = DEFAULTS.quality_budget
     morph_quality_burst_s: float | None = DEFAULTS.quality_burst_s
     morph_two_mode_solution: str | None = DEFAULTS.two_mode_solution
+    morph_eviction_quality_price: float = DEFAULTS.eviction_quality_price
+    morph_eviction_victim_reuse: float = DEFAULTS.eviction_victim_reuse
+    morph_eviction_dwell_s: float = DEFAULTS.eviction_dwell_s
+    morph_eviction_min_pressure: float = DEFAULTS.eviction_min_pressure
+    morph_unit_mib: int | None = DEFAULTS.unit_mib
+    morph_floor_policy: str = DEFAULTS.floor_policy
+    morph_prefix_policy: str = DEFAULTS.prefix_policy
     morph_event_log: str | None = DEFAULTS.event_log
     morph_sample_interval_s: float = DEFAULTS.sample_interval_s
 

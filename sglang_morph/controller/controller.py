@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import logging
+import time
 from typing import TYPE_CHECKING, Any
 
-from sglang_morph.controller.executor import Executor, Outcome
-from sglang_morph.controller.manual import ManualPolicy
+from sglang_morph.controller.commands import Command, commit_if_ready
+from sglang_morph.controller.eviction_cost import EvictionCost
+from sglang_morph.controller.executor import Executor
+from sglang_morph.controller.floors import Floors
+from sglang_morph.controller.limits import LimitGuard
 from sglang_morph.controller.monitor import Monitor
+from sglang_morph.controller.outcome import Outcome
 from sglang_morph.controller.policy import Decision, Policy
 from sglang_morph.controller.request_counts import RequestCounts
-from sglang_morph.controller.scheduler_view import growth_reserve, page_tables, read_signals
+from sglang_morph.controller.scheduler_view import read_signals
 from sglang_morph.observability.event_log import EventLog
 from sglang_morph.observability.records import TransitionRecord
 
@@ -19,6 +24,7 @@ if TYPE_CHECKING:
     from sglang.srt.managers.scheduler import Scheduler
 
     from memory_backends.base import MemoryBackend
+    from sglang_morph.controller.changes import Result
     from sglang_morph.controller.signals import Signals
     from sglang_morph.observability.metrics import MorphMetrics
 
@@ -40,40 +46,44 @@ class Controller:
         event_log: EventLog,
         metrics: MorphMetrics | None,
         monitor: Monitor,
+        eviction: EvictionCost,
     ) -> None:
         self.executor = executor
         self.policy = policy
         self.monitor = monitor
-        self.counts = RequestCounts(monitor)
+        self.counts = RequestCounts(monitor, eviction.reuse)
+        self.limits = LimitGuard(len(executor.level_pages) - 1)
+        self.floors = Floors(self.limits.top_level)
+        self.obstacle: str | None = None
+        """Why the transition wanted last has not happened."""
         self.revision = 0
-        """Counts transitions that changed something; names the state of weights and pages."""
+        """Counts transitions that changed something, and an operator's changes."""
         self._scheduler = scheduler
         self._backend = backend
         self._log = event_log
         self._metrics = metrics
+        self._eviction = eviction
         self._level_pages = executor.level_pages
         self._retry_at = 0.0
-        self._restore: tuple[Decision, Signals] | None = None
+        self._restore: tuple[Command, Signals] | None = None
         """What began the restore under way."""
-        self._obstacle: str | None = None
-        """Why the transition wanted last has not happened."""
 
     def tick(self) -> None:
         """A step boundary: the forward before may still run, the next batch is not planned yet."""
         signals = self._read()
         self.monitor.observe(signals)
-        self._log.signals(signals, self._backend.report)
+        self._log.signals(signals, self.executor.report)
         if self._metrics:
             self._metrics.update(signals, self._backend.layers_lowered, self._backend.host_bytes)
-        decision = self.policy.observe(signals)
+        decision = self.policy.observe(signals) or self._spare_prefixes(signals)
         if signals.now < self._retry_at:
             return
         if self.executor.restoring:
             self._continue_restore(signals)
-        elif decision is not None:
+            return
+        decision, self.obstacle = self._within_bounds(decision, signals)
+        if decision is not None:
             self._carry_out(decision, signals)
-        else:
-            self._obstacle = None
 
     def relieve(self, batch: ScheduleBatch) -> bool:
         """The next decode step lacks pages: go up just far enough, whatever the dwell.
@@ -88,6 +98,9 @@ class Controller:
         if target is None:
             return False
         signals = self._read()
+        if obstacle := self.limits.obstacle(signals.level, target, signals.now):
+            self.obstacle = obstacle
+            return False
         decision = Decision(target, f"the next decode step lacks {missing} pages")
         if self._carry_out(decision, signals).result != "completed":
             return False
@@ -99,15 +112,27 @@ class Controller:
             self._metrics.retraction_avoided()
         return True
 
-    def set_level(self, level: int) -> None:
-        """An operator's wish. Raises ValueError where the policy decides, or out of range."""
-        if not isinstance(self.policy, ManualPolicy):
-            raise ValueError(
-                f"policy {self.policy.name!r} decides the level; "
-                "start the server with --morph-policy manual"
-            )
-        self.policy.set_level(level)
+    def replace_policy(self, policy: Policy) -> None:
+        """`policy` decides from the next reading on, and begins with its dwell."""
+        self.policy = policy
+        policy.moved(time.perf_counter(), self.executor.level)
+
+    def act_on_change(self) -> None:
+        """An operator has changed something: do now what follows from it."""
+        self.revision += 1
         self._retry_at = 0.0
+        self.tick()
+
+    def log_change(
+        self, name: str, change: dict[str, Any], result: Result, reason: str | None
+    ) -> None:
+        """Note what became of an operator's change."""
+        self._log.operator(self.revision, name, change, result, reason)
+        logger.info("Operator: %s %s, %s%s", name, change, result, f" ({reason})" if reason else "")
+
+    def events(self, limit: int, after: int | None) -> dict[str, Any]:
+        """Plain values for `/morph/events`."""
+        return {"revision": self.revision, **self._log.page(limit, after)}
 
     def status(self) -> dict[str, Any]:
         """Plain values for `/morph/status`."""
@@ -115,9 +140,11 @@ class Controller:
             "level": self.executor.level,
             "target_level": self.executor.target_level,
             "restoring": self.executor.restoring,
-            "obstacle": self._obstacle,
+            "obstacle": self.obstacle,
             "revision": self.revision,
             "policy": self.policy.describe(),
+            "limits": self.limits.describe(),
+            "eviction": self._eviction.describe(),
             "monitor": self.monitor.summary(),
             "event_log": {"path": self._log.path, "dropped": self._log.dropped},
             "events": list(self._log.recent)[-32:],
@@ -128,87 +155,119 @@ class Controller:
             self._scheduler, self.executor.level, self._level_pages, self.counts, self.monitor
         )
 
+    @property
+    def _highest_level(self) -> int:
+        """That policy, limits and running requests allow."""
+        return min(self.policy.max_level, self.limits.highest, self.floors.running)
+
+    def _within_bounds(
+        self, decision: Decision | None, signals: Signals
+    ) -> tuple[Decision | None, str | None]:
+        """`decision` within what requests demand and the operator allows, and what hinders it.
+
+        The operator may keep a waiting request waiting, but not break a promise to a running one.
+        """
+        decision, demanded = self.floors.bound(decision, signals.level)
+        decision, limited = self.limits.bound(decision, signals.level, signals.now)
+        if not self.floors.permit(decision, signals.level):
+            return None, "a running request does not allow what the limits ask for"
+        return decision, limited or demanded
+
+    def _spare_prefixes(self, signals: Signals) -> Decision | None:
+        """Lower precision where that costs less than the prefixes SGLang would evict next."""
+        verdict = self._eviction.weigh(signals, self._highest_level)
+        if verdict is None:
+            return None
+        reason = verdict.reason
+        if verdict.morph:
+            if self.policy.may_lower(signals.now):
+                return Decision(verdict.level, reason)
+            reason += "; the policy allows no move now"
+        self._log.eviction(self.revision, verdict.pages, reason, signals)
+        return None
+
     def _level_that_adds(self, pages: int) -> int | None:
-        """The lowest higher level that lends `pages` more, if the policy allows one."""
-        for level in range(self.executor.target_level + 1, self.policy.max_level + 1):
+        """The lowest higher level that lends `pages` more, if one is allowed."""
+        for level in range(self.executor.target_level + 1, self._highest_level + 1):
             if self.executor.gain(level) >= pages:
                 return level
         return None
 
     def _carry_out(self, decision: Decision, signals: Signals) -> Outcome:
-        outcome = self.executor.move(
-            decision.target,
-            lambda: page_tables(self._scheduler),
-            lambda: growth_reserve(self._scheduler),
+        """Turn the decision into a command and have it executed."""
+        lowers = decision.target > self.executor.target_level
+        command = Command(
+            "lower" if lowers else "withdraw", decision.target, self.revision + 1, decision.reason
         )
-        if outcome.lent:
+        outcome = self.executor.execute(command)
+        assert outcome is not None  # only a commit may have none
+        if outcome.pages_lent:
             # SGLang admits nobody while this is set, and clears it only when a request leaves.
             self._scheduler.running_batch.batch_is_full = False
-        self._obstacle = outcome.error
+        self.obstacle = outcome.error
         if outcome.result in ("deferred", "rolled_back"):
             self._retry_at = signals.now + RETRY_S
         else:
-            self.revision += 1
+            self.revision = command.revision
             self._log.decision(self.revision, decision, signals)
-        self._record(outcome, decision, signals)
+        self._record(outcome, command.reason, signals)
         if outcome.result == "started":
-            self._restore = (decision, signals)
+            self._restore = (command, signals)
             self._continue_restore(signals)
         elif outcome.result == "completed":
             # One that was stopped short goes on, down to the level just lent for.
-            self._restore = (decision, signals) if self.executor.restoring else None
-            self.policy.moved(signals.now, self.executor.level)
+            self._restore = (command, signals) if self.executor.restoring else None
+            self._moved(signals.now)
         return outcome
 
     def _continue_restore(self, signals: Signals) -> None:
-        outcome = self.executor.advance()
-        if outcome is None or self._restore is None:
+        """Readiness is an input: only the command that follows from it brings weights back."""
+        readiness = self.executor.readiness()
+        if readiness is None or self._restore is None:
             return
-        self._record(outcome, *self._restore)
+        began, trigger = self._restore
+        command = commit_if_ready((readiness,), began)
+        outcome = None if command is None else self.executor.execute(command)
+        if outcome is None:
+            return
+        self._record(outcome, began.reason, trigger)
         if outcome.result == "completed":
             self._restore = None
-            self.policy.moved(signals.now, self.executor.level)
+            self._moved(signals.now)
         else:
             self._retry_at = signals.now + RETRY_S
 
-    def _record(self, outcome: Outcome, decision: Decision, signals: Signals) -> None:
+    def _moved(self, now: float) -> None:
+        self.limits.moved(now)
+        self.policy.moved(now, self.executor.level)
+
+    def _record(self, outcome: Outcome, reason: str, signals: Signals) -> None:
         self.monitor.transition(outcome.result)
-        record = TransitionRecord(
-            revision=self.revision,
-            from_level=outcome.source,
-            to_level=outcome.target,
-            reason=decision.reason,
-            result=outcome.result,
-            signals=signals,
-            pages_lent=outcome.lent,
-            pages_withdrawn=outcome.withdrawn,
-            pages_migrated=outcome.migrated,
-            pages_evicted=outcome.evicted,
-            duration_s=outcome.duration_s,
-            error=outcome.error,
-        )
+        record = TransitionRecord(self.revision, reason, signals, outcome)
         self._log.transition(record)
         if outcome.result in ("started", "completed"):
             # The next tick may be seconds away, behind a long prefill.
-            now = self._read()
-            self._log.signals(now, self._backend.report, at_once=True)
+            self._log.signals(self._read(), self.executor.report, at_once=True)
         if self._metrics:
             self._metrics.transition(record)
-        if outcome.result == "rolled_back":
-            logger.error(
-                "Morph %d -> %d was rolled back: %s", outcome.source, outcome.target, outcome.error
-            )
-        elif outcome.result != "deferred":
-            logger.info(
-                "Morph %d -> %d %s in %.1f ms (%s): %d pages lent, %d withdrawn, %d migrated, "
-                "%d evicted",
-                outcome.source,
-                outcome.target,
-                outcome.result,
-                outcome.duration_s * 1e3,
-                decision.reason,
-                outcome.lent,
-                outcome.withdrawn,
-                outcome.migrated,
-                outcome.evicted,
-            )
+        _tell(record)
+
+
+def _tell(record: TransitionRecord) -> None:
+    outcome = record.outcome
+    move = (outcome.from_level, outcome.to_level)
+    if outcome.result == "rolled_back":
+        logger.error("Morph %d -> %d was rolled back: %s", *move, outcome.error)
+    elif outcome.result != "deferred":
+        logger.info(
+            "Morph %d -> %d %s in %.1f ms (%s): %d pages lent, %d withdrawn, %d migrated, "
+            "%d evicted",
+            *move,
+            outcome.result,
+            outcome.duration_s * 1e3,
+            record.reason,
+            outcome.pages_lent,
+            outcome.pages_withdrawn,
+            outcome.pages_migrated,
+            outcome.pages_evicted,
+        )

@@ -11,37 +11,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 
 import torch
 
-from memory_backends.base import BackendError, MemoryBackend, PageRange
+from memory_backends.base import BackendError, MemoryBackend, MemoryReport, PageRange
 from memory_backends.kv_pool import ElasticMHATokenToKVPool
 from memory_backends.pages import count, subtract
 from memory_backends.token_pool import ElasticTokenToKVPoolAllocator
-from sglang_morph.controller.monitor import TransitionResult
-from sglang_morph.controller.reclaim import DoesNotFit, PageTables, held_pages, reclaim
+from sglang_morph.controller.commands import Command, Readiness
+from sglang_morph.controller.outcome import Outcome
+from sglang_morph.controller.reclaim import DoesNotFit, PageTables, reclaim
 from sglang_morph.precision.plan import PrecisionPlan
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How a transition went; `started` means that a restore is under way."""
-
-    source: int
-    target: int
-    result: TransitionResult
-    lent: int = 0
-    withdrawn: int = 0
-    migrated: int = 0
-    evicted: int = 0
-    duration_s: float = 0.0
-    error: str | None = None
-
-
 class Executor:
-    """One per scheduler. `publish(pages)` tells SGLang the live capacity; `order()` puts the device
-    work that follows behind the forward in flight (the next forward waits for it anyway)."""
+    """One per scheduler, and it acts on commands only: nothing here changes capacity by itself.
+
+    `publish(pages)` tells SGLang the live capacity; `order()` puts the device work that follows
+    behind the forward in flight (the next forward waits for it anyway). `tables()` and `reserve()`,
+    the pages that admitted requests will still grow by, are read when pages are withdrawn.
+    """
 
     def __init__(
         self,
@@ -51,6 +41,8 @@ class Executor:
         pool: ElasticMHATokenToKVPool,
         publish: Callable[[int], None],
         order: Callable[[], None],
+        tables: Callable[[], PageTables],
+        reserve: Callable[[], int],
     ) -> None:
         self._backend = backend
         self._levels = plan.levels
@@ -58,9 +50,13 @@ class Executor:
         self._pool = pool
         self._publish = publish
         self._order = order
+        self._tables = tables
+        self._reserve = reserve
         self._lent_depth = backend.depth
         self._restore_began = 0.0
         self._restore_source = 0
+        self._revision = 0
+        """Of the last command that changed which pages exist."""
 
     @property
     def level(self) -> int:
@@ -86,29 +82,53 @@ class Executor:
         """Pages that moving up to `level` would add to the KV pool now."""
         return count(self._to_lend(self._levels[level]))
 
-    def move(
-        self, target: int, tables: Callable[[], PageTables], reserve: Callable[[], int]
-    ) -> Outcome:
-        """Go to level `target`. `reserve`: pages that admitted requests will still grow by.
+    def report(self) -> MemoryReport:
+        """Bytes by owner. Pages withdrawn whose weights are not back yet belong to nobody.
 
-        Both are called only for a restore.
+        The backend goes by its weights and would call them lent until the restore has ended.
         """
-        if target > self.target_level:
-            return self._lower(target)
-        return self._start_restore(target, tables(), reserve())
+        report = self._backend.report()
+        lent = self._allocator.lent_size * self._pool.page_bytes
+        withheld = report.kv_lent - lent
+        return replace(report, kv_lent=lent, unused=report.unused + withheld)
 
-    def advance(self) -> Outcome | None:
-        """Bring back one level's layers, if a restore is under way and their weights are at hand.
-
-        The outcome once it has ended or failed, else None.
-        """
-        next_depth = max((d for d in self._levels if d < self._backend.depth), default=0)
-        if not self.restoring or not self._backend.ready(next_depth):
+    def readiness(self, rank: int = 0) -> Readiness | None:
+        """What this rank says of the next `commit`; None unless a restore is under way."""
+        if not self.restoring:
             return None
+        level = self._next_level
+        return Readiness(rank, self._revision, level, self._backend.ready(self._levels[level]))
+
+    def execute(self, command: Command) -> Outcome | None:
+        """Carry out `command`; None for a `commit` after which the restore still goes on.
+
+        Raises ValueError for a command that does not fit the state: it was decided on another one.
+        """
+        target = command.target
+        if command.kind == "commit" and self.restoring and target == self._next_level:
+            return self._commit(target)
+        if command.kind == "lower" and target > self.target_level:
+            outcome = self._lower(target)
+        elif command.kind == "withdraw" and target < self.target_level:
+            outcome = self._withdraw(target)
+        else:
+            raise ValueError(
+                f"{command} does not fit level {self.level} on the way to {self.target_level}"
+            )
+        if outcome.result in ("started", "completed"):
+            self._revision = command.revision
+        return outcome
+
+    @property
+    def _next_level(self) -> int:
+        """Where the restore under way stops next."""
+        return max(k for k, depth in enumerate(self._levels) if depth < self._backend.depth)
+
+    def _commit(self, level: int) -> Outcome | None:
         source, target = self._restore_source, self.target_level
         try:
             self._order()
-            self._backend.restore(next_depth)
+            self._backend.restore(self._levels[level])
         except BackendError as error:
             # The pages stay withdrawn; the next step tries again from the same depth.
             return Outcome(source, target, "rolled_back", error=str(error))
@@ -144,18 +164,16 @@ class Executor:
             source,
             target,
             "completed",
-            lent=count(pages),
+            pages_lent=count(pages),
             duration_s=time.perf_counter() - began,
         )
 
-    def _start_restore(self, target: int, tables: PageTables, reserve: int) -> Outcome:
+    def _withdraw(self, target: int) -> Outcome:
         began, source, depth = time.perf_counter(), self.level, self._levels[target]
         pages = subtract(self._allocator.lent, self._backend.lendable(depth))
-        if held_pages(tables) + reserve > self._allocator.size - count(pages):
-            return Outcome(source, target, "deferred", error="requests in flight would not fit")
         try:
             self._order()
-            done = reclaim(pages, tables)
+            done = reclaim(pages, self._tables(), self._reserve())
         except (DoesNotFit, torch.OutOfMemoryError) as error:
             return Outcome(source, target, "deferred", error=str(error).partition("\n")[0])
         self._lent_depth = depth
@@ -166,8 +184,8 @@ class Executor:
             source,
             target,
             "started",
-            withdrawn=done.withdrawn,
-            migrated=done.migrated,
-            evicted=done.evicted,
+            pages_withdrawn=done.withdrawn,
+            pages_migrated=done.migrated,
+            pages_evicted=done.evicted,
             duration_s=time.perf_counter() - began,
         )

@@ -33,6 +33,14 @@ def signal_values(signals: Signals) -> dict[str, Any]:
     }
 
 
+def check_percentile(percentile: float) -> None:
+    """Raises ValueError, naming the flag, for one out of range."""
+    if not 0 < percentile <= 100:
+        raise ValueError(
+            f"--morph-slo-percentile is {percentile}: give more than 0 and at most 100"
+        )
+
+
 def latency_percentiles(window: LatencyWindow) -> dict[str, float]:
     """Seconds at the percentiles operators look at, and how many durations they are of."""
     return {
@@ -148,10 +156,7 @@ class Monitor:
         latency_window_s: float = DEFAULT_LATENCY_WINDOW_S,
     ) -> None:
         """`percentile` (above 0, at most 100) is the one `ttft_s` and `tpot_s` are taken at."""
-        if not 0 < percentile <= 100:
-            raise ValueError(
-                f"--morph-slo-percentile is {percentile}: give more than 0 and at most 100"
-            )
+        check_percentile(percentile)
         self.percentile = percentile
         self.arrived = RateWindow(window_s, buckets)
         self.served = RateWindow(window_s, buckets)
@@ -226,6 +231,7 @@ class Monitor:
             "tpot_s": latency_percentiles(self.tpot),
             "requests_finished": self.finished,
             "retractions": 0 if self.latest is None else self.latest.retractions_total,
+            "retractions_avoided": self.emergencies,
             "pressure_mean": self.pressure.mean,
             "pressure_max": self.pressure.maximum,
             "seconds_at_level": {
@@ -234,5 +240,4 @@ class Monitor:
             "peak_capacity_pages": self.peak_capacity_pages,
             "lowest_capacity_pages": self.lowest_capacity_pages,
             "transitions": dict(self.transitions),
-            "emergencies": self.emergencies,
         }

@@ -29,6 +29,10 @@ class Policy(ABC):
         """Whether precision may fall now in place of a retraction, without asking `observe`."""
         return True
 
+    def may_lower(self, now: float) -> bool:
+        """Whether dwell, cap and budget would let precision fall now, to keep cached prefixes."""
+        return False
+
     @abstractmethod
     def observe(self, signals: Signals) -> Decision | None:
         """Take note of `signals`; the level wanted now, or None to stay. Constant time."""

@@ -57,17 +57,21 @@ def held_pages(tables: PageTables) -> int:
     return allocator.size - allocator.available_size() - tables.tree_cache.evictable_size()
 
 
-def reclaim(ranges: Sequence[PageRange], tables: PageTables) -> Reclaimed:
+def reclaim(ranges: Sequence[PageRange], tables: PageTables, reserve: int) -> Reclaimed:
     """Withdraw the lent pages `ranges`, or raise `DoesNotFit` and leave every page where it is.
 
-    Cached prefixes are evicted by SGLang's own order, and only as many as do not fit; the others
-    migrate. Copies are enqueued on the current stream.
+    `reserve` pages must be left beside those held, for what the requests will grow by. Cached
+    prefixes are evicted by SGLang's own order, and only as many as do not fit; the others migrate.
+    Copies are enqueued on the current stream.
     """
     allocator = tables.allocator
     remaining = allocator.size - count(ranges)
     held = held_pages(tables)
-    if held > remaining:
-        raise DoesNotFit(f"requests hold {held} pages, {remaining} would remain")
+    if held + reserve > remaining:
+        raise DoesNotFit(
+            f"requests in flight would not fit: they hold {held} pages and may grow by {reserve}, "
+            f"{remaining} would remain"
+        )
 
     surplus = allocator.size - allocator.available_size() - remaining
     evicted = 0

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
 
+from sglang_morph.controller.eviction_cost import PrefixReuse
 from sglang_morph.controller.monitor import Monitor
 
 if TYPE_CHECKING:
@@ -15,12 +16,13 @@ if TYPE_CHECKING:
 class RequestCounts:
     """Tokens of prompts that arrived, requests put back, and latencies of those that finished."""
 
-    def __init__(self, monitor: Monitor) -> None:
+    def __init__(self, monitor: Monitor, reuse: PrefixReuse) -> None:
         self.arrived_tokens = 0
         self.served_tokens = 0
         """Prompt tokens of requests that left the queue; never falls."""
         self.retractions = 0
         self._monitor = monitor
+        self._reuse = reuse
 
     def queued(self, req: Req, is_retracted: bool) -> None:
         """`req` was put into the waiting queue, for the first time or again."""
@@ -38,6 +40,8 @@ class RequestCounts:
         stats = req.time_stats
         if not req.finished() or isinstance(req.finished_reason, FINISH_ABORT):
             return
+        tokens = len(req.origin_input_ids) + len(req.output_ids)
+        self._reuse.finished(req.cached_tokens, tokens - req.cached_tokens)
         if not stats.prefill_finished_time or not stats.scheduler_recv_time:
             return
         decoded = len(req.output_ids) - 1

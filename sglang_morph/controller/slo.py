@@ -200,6 +200,9 @@ class SloPolicy(Policy):
             )
         return None
 
+    def may_lower(self, now: float) -> bool:
+        return self._guard.limit.may_lower(now) and not self.budget.is_spent
+
     def moved(self, now: float, level: int) -> None:
         self._rises_in_a_row = self._rises_in_a_row + 1 if level > self._level else 0
         self._level = level

@@ -151,6 +151,9 @@ class ThresholdPolicy(Policy):
             return Decision(0, self._reason_to_fall(signals))
         return None
 
+    def may_lower(self, now: float) -> bool:
+        return self._guard.limit.may_lower(now)
+
     def moved(self, now: float, level: int) -> None:
         self._rises_in_a_row = self._rises_in_a_row + 1 if level > self._level else 0
         self._level = level

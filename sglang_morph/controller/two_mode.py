@@ -119,6 +119,9 @@ class TwoModePolicy(Policy):
             return Decision(0, f"{cause} for {self._guard.leave.seconds:.2f} s")
         return None
 
+    def may_lower(self, now: float) -> bool:
+        return self._guard.limit.may_lower(now)
+
     def moved(self, now: float, level: int) -> None:
         self._guard.moved(now)
 

@@ -8,7 +8,8 @@ from sglang.srt.managers.io_struct import BaseReq, hook_custom_types
 
 
 class MorphControlReq(BaseReq):
-    """Ask the runtime for an action: `status`, `set_level` (`{"level": int}`) or `verify`."""
+    """Ask the runtime for an action: `status`, `verify`, or with an argument as in
+    `sglang_morph.controller.changes`: `events`, `set_level`, `set_policy`, `set_limits`."""
 
     action: str
     argument: dict[str, Any] = {}

@@ -27,6 +27,17 @@ is monotonic seconds), `used_pages`, `pressure` (used over base pages), `bytes` 
 `emergency`, a morph made so that no running request is retracted: `revision`, `from`, `to`,
 `reason`, `running`, `waiting`, `trigger`.
 
+`eviction`, cached prefixes that are given up because lending in their place would cost more (see
+`sglang_morph/controller/eviction_cost.py`): `revision`, `level`, `pages`, `reason` with both costs,
+`trigger`.
+
+`floor`, a request that asked for more precision than there is: `result` (`held`, `rejected`, or
+`ignored`: served below its floor), `min_precision`, `floor` (highest level it allows), `level`,
+`requests` (of that result so far). At most one of a result and floor in `REPEAT_S` seconds.
+
+`operator`, a change an operator asked for: `revision` (after it), `name` (`level`, `policy` or
+`limits`), `change` (the body), `result` (`applied`, `deferred`, `stale` or `conflict`), `reason`.
+
 `trigger` holds the numbers a policy acts on: `pressure`, `used_pages`, `capacity_pages`,
 `oldest_wait_s`, `admission_blocked`. `from` and `to` are precision levels.
 
@@ -56,6 +67,7 @@ from sglang_morph.options import MorphOptions
 
 if TYPE_CHECKING:
     from memory_backends.base import MemoryReport
+    from sglang_morph.controller.changes import Result
 
 logger = logging.getLogger(__name__)
 
@@ -80,6 +92,8 @@ class EventLog:
         self.path = path
         self.dropped = 0
         self.recent: deque[Row] = deque(maxlen=RECENT_EVENTS)
+        self._last_id = 0
+        """Number of the last row in `recent`, counted from 1 at the start of this run."""
         self._sample_interval_s = sample_interval_s
         self._sampled_at: float | None = None
         self._repeats = _Repeats()
@@ -89,11 +103,6 @@ class EventLog:
                 self._file = _open_for_append(path)
             except OSError as error:
                 self._disable(error)
-
-    @property
-    def is_writing(self) -> bool:
-        """Whether rows reach a file."""
-        return self._file is not None
 
     def close(self) -> None:
         """Close the file. Later rows go to `recent` and count as dropped."""
@@ -137,30 +146,31 @@ class EventLog:
 
     def transition(self, record: TransitionRecord) -> None:
         """Write `record`, and a `rollback` row if it was rolled back."""
-        move = (record.from_level, record.to_level)
-        if record.result in ("started", "completed"):
+        outcome = record.outcome
+        move = (outcome.from_level, outcome.to_level)
+        if outcome.result in ("started", "completed"):
             self._repeats.forget()
-        elif self._repeats.is_repeat(record.result, move):
+        elif self._repeats.is_repeat(outcome.result, move):
             return
         self._event(
             "transition",
             revision=record.revision,
             **_move(*move),
             reason=record.reason,
-            result=record.result,
+            result=outcome.result,
             phase=record.phase,
-            duration_s=record.duration_s,
-            pages_lent=record.pages_lent,
-            pages_withdrawn=record.pages_withdrawn,
-            pages_migrated=record.pages_migrated,
-            pages_evicted=record.pages_evicted,
+            duration_s=outcome.duration_s,
+            pages_lent=outcome.pages_lent,
+            pages_withdrawn=outcome.pages_withdrawn,
+            pages_migrated=outcome.pages_migrated,
+            pages_evicted=outcome.pages_evicted,
             running=record.signals.running,
             waiting=record.signals.waiting,
-            error=record.error,
+            error=outcome.error,
             trigger=_trigger(record.signals),
         )
-        if record.result == "rolled_back":
-            self._event("rollback", revision=record.revision, **_move(*move), error=record.error)
+        if outcome.result == "rolled_back":
+            self._event("rollback", revision=record.revision, **_move(*move), error=outcome.error)
 
     def emergency(self, revision: int, decision: Decision, signals: Signals) -> None:
         """`decision` is the move that was made in place of a retraction."""
@@ -174,6 +184,50 @@ class EventLog:
             trigger=_trigger(signals),
         )
 
+    def floor(self, result: str, min_precision: str, floor: int, level: int, requests: int) -> None:
+        if not self._repeats.is_repeat(f"floor {result} {floor}", (floor, floor)):
+            self._event(
+                "floor",
+                result=result,
+                min_precision=min_precision,
+                floor=floor,
+                level=level,
+                requests=requests,
+            )
+
+    def eviction(self, revision: int, pages: int, reason: str, signals: Signals) -> None:
+        """Up to `pages` cached pages are left to be evicted, although precision could fall."""
+        if self._repeats.is_repeat("eviction", (signals.level, signals.level)):
+            return
+        self._event(
+            "eviction",
+            revision=revision,
+            level=signals.level,
+            pages=pages,
+            reason=reason,
+            trigger=_trigger(signals),
+        )
+
+    def operator(
+        self, revision: int, name: str, change: Row, result: Result, reason: str | None
+    ) -> None:
+        """An operator asked for `change` of the `name` (level, policy or limits)."""
+        self._event(
+            "operator", revision=revision, name=name, change=change, result=result, reason=reason
+        )
+
+    def page(self, limit: int, after: int | None) -> Row:
+        """Rows of `recent` with their ids, newest last: the first `limit` with an id above `after`,
+        or the newest `limit`. `missed` counts rows after `after` that are forgotten already."""
+        oldest = self._last_id - len(self.recent) + 1
+        rows = [{"id": oldest + i, **row} for i, row in enumerate(self.recent)]
+        if after is None:
+            shown, missed = rows[-limit:], 0
+        else:
+            shown = rows[max(0, after + 1 - oldest) :][:limit]
+            missed = max(0, oldest - 1 - after)
+        return {"events": shown, "last_id": self._last_id, "missed": missed}
+
     def _is_due(self, now: float) -> bool:
         if self._sampled_at is not None and now - self._sampled_at < self._sample_interval_s:
             return False
@@ -183,6 +237,7 @@ class EventLog:
     def _event(self, kind: str, **values: Any) -> None:
         row = _row(kind, time.time(), values)
         self.recent.append(row)
+        self._last_id += 1
         self._write(row)
 
     def _write(self, row: Row) -> None:

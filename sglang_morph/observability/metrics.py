@@ -104,17 +104,18 @@ class MorphMetrics:
 
     def transition(self, record: TransitionRecord) -> None:
         """Count `record`, and its time unless nothing came of it."""
+        outcome = record.outcome
         self._transitions.labels(
             **self._labels,
-            from_level=str(record.from_level),
-            to_level=str(record.to_level),
-            result=record.result,
+            from_level=str(outcome.from_level),
+            to_level=str(outcome.to_level),
+            result=outcome.result,
         ).inc()
-        if record.result == "rolled_back":
+        if outcome.result == "rolled_back":
             self._rollbacks.inc()
-        self._pages_migrated.inc(record.pages_migrated)
-        if record.result in ("started", "completed"):
-            self._seconds.labels(**self._labels, phase=record.phase).observe(record.duration_s)
+        self._pages_migrated.inc(outcome.pages_migrated)
+        if outcome.result in ("started", "completed"):
+            self._seconds.labels(**self._labels, phase=record.phase).observe(outcome.duration_s)
 
     def retraction_avoided(self) -> None:
         self._retractions_avoided.inc()

@@ -1,4 +1,5 @@
-"""HTTP routes: `GET /morph/status`, `POST /morph/level`, `POST /morph/verify`.
+"""HTTP routes: `GET /morph/status` and `/morph/events`, `POST /morph/level`, `/morph/policy`,
+`/morph/limits` and `/morph/verify`.
 
 They live in SGLang's application, under its authentication: changing or verifying asks for the
 admin key where one is set.
@@ -9,11 +10,27 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import Any
 
+import msgspec
 import orjson
 from fastapi import APIRouter, Request, Response
 from sglang.srt.utils.auth import AuthLevel, auth_level
 
+from sglang_morph.controller.changes import (
+    BadField,
+    EventsQuery,
+    LevelChange,
+    LimitsChange,
+    PolicyChange,
+    convert,
+    decode,
+)
 from sglang_morph.observability.control import send_control
+
+REFUSED = {
+    "invalid": HTTPStatus.UNPROCESSABLE_ENTITY,
+    "stale": HTTPStatus.CONFLICT,
+    "conflict": HTTPStatus.CONFLICT,
+}
 
 router = APIRouter(prefix="/morph", tags=["morph"])
 
@@ -27,16 +44,35 @@ async def get_status() -> Response:
     return await _act(manager, "status")
 
 
+@router.get("/events")
+async def get_events(request: Request) -> Response:
+    """Query `limit` and `after`; newest last."""
+    try:
+        query = convert(dict(request.query_params), EventsQuery, strict=False)
+    except BadField as error:
+        return _bad(error)
+    return await _act(_tokenizer_manager(), "events", msgspec.to_builtins(query))
+
+
 @router.post("/level")
 @auth_level(AuthLevel.ADMIN_OPTIONAL)
 async def set_level(request: Request) -> Response:
-    """Body `{"level": int}`: go to that precision level."""
-    # Parsed here: SGLang answers every validation error of FastAPI's with 400 and a dump.
-    try:
-        level = _level_of(await request.body())
-    except ValueError as error:
-        return _error(HTTPStatus.UNPROCESSABLE_ENTITY, str(error))
-    return await _act(_tokenizer_manager(), "set_level", {"level": level})
+    """Body: `LevelChange`. Only under the policy `manual`."""
+    return await _change(request, "set_level", LevelChange)
+
+
+@router.post("/policy")
+@auth_level(AuthLevel.ADMIN_OPTIONAL)
+async def set_policy(request: Request) -> Response:
+    """Body: `PolicyChange`. Replaces the running policy."""
+    return await _change(request, "set_policy", PolicyChange)
+
+
+@router.post("/limits")
+@auth_level(AuthLevel.ADMIN_OPTIONAL)
+async def set_limits(request: Request) -> Response:
+    """Body: `LimitsChange`."""
+    return await _change(request, "set_limits", LimitsChange)
 
 
 @router.post("/verify")
@@ -46,20 +82,13 @@ async def verify() -> Response:
     return await _act(_tokenizer_manager(), "verify")
 
 
-def _level_of(raw: bytes) -> int:
-    """Raises ValueError naming the field."""
+async def _change(request: Request, action: str, schema: type[msgspec.Struct]) -> Response:
+    # Parsed here: SGLang answers every validation error of FastAPI's with 400 and a dump.
     try:
-        body = orjson.loads(raw)
-    except orjson.JSONDecodeError as error:
-        raise ValueError(f"the body is not JSON: {error}") from error
-    if not isinstance(body, dict):
-        raise ValueError('the body must be a JSON object such as {"level": 0}')
-    if unknown := sorted(body.keys() - {"level"}):
-        raise ValueError(f"unknown field {unknown[0]!r}; the only field is 'level'")
-    level = body.get("level")
-    if type(level) is not int or level < 0:
-        raise ValueError("field 'level' must be an integer, 0 or more")
-    return level
+        change = decode(await request.body(), schema)
+    except BadField as error:
+        return _bad(error)
+    return await _act(_tokenizer_manager(), action, msgspec.to_builtins(change))
 
 
 def _tokenizer_manager() -> Any:
@@ -75,9 +104,15 @@ async def _act(manager: Any, action: str, argument: dict[str, Any] | None = None
             "the memory backend is static; start the server with --memory-backend layer_swap",
         )
     reply = await send_control(manager, action, argument)
-    if not reply.success:
-        return _error(HTTPStatus.CONFLICT, reply.message)
-    return _json(reply.payload)
+    if reply.success:
+        return _json(reply.payload)
+    status = REFUSED.get(reply.payload.get("result", ""), HTTPStatus.CONFLICT)
+    return _json({**reply.payload, "error": reply.message}, status)
+
+
+def _bad(error: BadField) -> Response:
+    content = {"result": "invalid", "error": str(error), "field": error.field}
+    return _json(content, HTTPStatus.UNPROCESSABLE_ENTITY)
 
 
 def _error(status: HTTPStatus, message: str) -> Response:

@@ -77,6 +77,20 @@ def test_level_is_set_through_the_engine(engine: MigratingEngine) -> None:
     assert engine.morph("verify").payload == before
 
 
+def test_a_demand_is_met_and_told_through_the_engine(engine: MigratingEngine) -> None:
+    """At level 2, with pages that move: the request waits until precision is back."""
+    assert engine.morph("set_level", level=2).success
+    engine.generate(PROMPTS[0], GREEDY)
+    demand = {"custom_params": {"morph": {"min_precision": "full"}}}
+    full = engine.generate(PROMPTS[1], {**GREEDY, **demand}, rid=f"{MARK}demanding")
+    lowered = engine.generate(PROMPTS[2], GREEDY)
+    assert full["meta_info"]["morph"]["generated_tokens"] == {"0": GREEDY["max_new_tokens"]}
+    assert lowered["meta_info"]["morph"]["generated_tokens"].keys() >= {"2"}
+    with pytest.raises(ValueError, match="morph.min_precision is 'best'"):
+        engine.generate("a", {"custom_params": {"morph": {"min_precision": "best"}}})
+    assert engine.morph("set_level", level=0).success
+
+
 STOCK_SCRIPT = """
 import sys
 import sglang as sgl

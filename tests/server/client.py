@@ -67,6 +67,10 @@ class Client:
         answer.raise_for_status()
         return answer.json()
 
+    @property
+    def top_level(self) -> int:
+        return len(self.status()["levels"]) - 1
+
     def set_level(self, level: int) -> None:
         answer = self.http.post("/morph/level", json={"level": level})
         assert answer.status_code == httpx.codes.OK, answer.text

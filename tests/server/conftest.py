@@ -43,12 +43,32 @@ def serve(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Serve:
     return start
 
 
-@pytest.fixture(scope="package")
-def manual(serve: Serve) -> Iterator[Client]:
-    """`layer_swap` in SGLang's overlap loop; tests set the level."""
-    flags = ("--memory-backend", "layer_swap", "--morph-policy", "manual", "--enable-metrics")
+BACKENDS = ("layer_swap", "semi_unified")
+both_backends = pytest.mark.parametrize("manual", BACKENDS, indirect=True)
+"""For tests that use `manual` or `elastic`. Without it they get `layer_swap`."""
+
+
+def _manual(serve: Serve, backend: str) -> Iterator[Client]:
+    flags = ("--memory-backend", backend, "--morph-policy", "manual", "--enable-metrics")
     with serve("sglang_morph.launch_server", *flags) as client:
         yield client
+
+
+@pytest.fixture(scope="package")
+def layer_swap(serve: Serve) -> Iterator[Client]:
+    yield from _manual(serve, "layer_swap")
+
+
+@pytest.fixture(scope="package")
+def semi_unified(serve: Serve) -> Iterator[Client]:
+    yield from _manual(serve, "semi_unified")
+
+
+@pytest.fixture
+def manual(request: pytest.FixtureRequest) -> Client:
+    """An elastic server in SGLang's overlap loop, whose level the tests set."""
+    client: Client = request.getfixturevalue(getattr(request, "param", "layer_swap"))
+    return client
 
 
 @pytest.fixture

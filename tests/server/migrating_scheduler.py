@@ -25,9 +25,13 @@ class MigratingRuntime(MorphRuntime):
     migrated = 0
     _generator = torch.Generator().manual_seed(3)
 
-    def tick(self, scheduler: Any, running_batch: Any, last_batch: Any) -> None:
-        super().tick(scheduler, running_batch, last_batch)
-        tables = page_tables(scheduler)
+    def attach(self, scheduler: Any) -> None:
+        super().attach(scheduler)
+        self._scheduler = scheduler
+
+    def tick(self) -> None:
+        super().tick()
+        tables = page_tables(self._scheduler)
         if not any(req.rid.startswith(MARK) for req in tables.requests):
             return
         allocator = tables.allocator
@@ -36,7 +40,7 @@ class MigratingRuntime(MorphRuntime):
         existing = to_tensor([base, *allocator.lent], free.device)
         used = existing[~torch.isin(existing, free)]
         number = min(PAGES_A_STEP, len(used), len(free))
-        order_after_forward(scheduler)
+        order_after_forward(self._scheduler)
         migrate(self._some(used, number), self._some(free, number), tables)
         self.migrated += number
 

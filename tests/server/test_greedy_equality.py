@@ -7,7 +7,9 @@ import os
 import pytest
 
 from tests.server.client import PROMPTS, Client
-from tests.server.conftest import Serve
+from tests.server.conftest import Serve, both_backends
+
+FULL = {"min_precision": "full"}
 
 
 @pytest.fixture(scope="module")
@@ -30,25 +32,41 @@ def test_static(serve: Serve, stock: list[list[int]]) -> None:
         assert client.greedy() == stock
 
 
-def test_layer_swap_at_level_0(elastic: Client, stock: list[list[int]]) -> None:
+@both_backends
+def test_level_0(elastic: Client, stock: list[list[int]]) -> None:
     assert elastic.greedy() == stock
 
 
-def test_layer_swap_after_a_round_trip(elastic: Client, stock: list[list[int]]) -> None:
-    elastic.go_to(4)
-    assert elastic.greedy() != stock  # int4 must show somewhere in 22 prompts, or it wasn't used
+@both_backends
+def test_after_a_round_trip(elastic: Client, stock: list[list[int]]) -> None:
+    elastic.go_to(elastic.top_level)
+    # Lower precision must show somewhere in 22 prompts, or it wasn't used.
+    assert elastic.greedy() != stock
     elastic.go_to(0)
     elastic.http.post("/flush_cache")  # prefixes computed at level 4 would be reused
     assert elastic.greedy() == stock
 
 
 def test_layer_swap_in_the_normal_loop(serve: Serve, stock: list[list[int]]) -> None:
+    """With the policies for requests that the shared server doesn't have."""
     flags = ("--memory-backend", "layer_swap", "--morph-policy", "manual")
+    flags += ("--morph-floor-policy", "reject", "--morph-prefix-policy", "refresh")
     with serve("sglang_morph.launch_server", *flags, "--disable-overlap-schedule") as client:
         before = client.verify()
         assert client.greedy() == stock
         client.go_to(3)
-        client.greedy(4)
+        client.http.post("/flush_cache")
+        client.greedy(4)  # caches every prompt at level 3
+        refused = client.http.post("/generate", json={"text": "a", "morph": FULL})
+        assert refused.status_code == 503
+        assert "'full' is not available now: the precision level is 3" in refused.text
         client.go_to(0)
         assert client.verify() == before
+        assert client.status()["prefixes"]["dropped_tokens"] > 0
+        answer = client.generate(PROMPTS[0], 24, morph=FULL)
+        assert answer["output_ids"] == stock[0]
+        assert answer["meta_info"]["morph"]["reused_lowered_tokens"] == 0
+        assert client.greedy() == stock
+        status = client.status()
+        assert status["floors"]["rejected"] == 1 and status["floors"]["running"] == 0
         client.check_alive()

@@ -12,27 +12,31 @@ import httpx
 import pytest
 
 from tests.server.client import Client
-from tests.server.conftest import BASE_TOKENS
+from tests.server.conftest import BASE_TOKENS, both_backends
 
 
+@both_backends
 def test_capacity_follows_the_level_everywhere(elastic: Client) -> None:
     base = elastic.status()
     assert base["capacity_tokens"] == base["base_tokens"] == BASE_TOKENS
-    capacities = [elastic.go_to(level)["capacity_tokens"] for level in range(5)]
+    top = elastic.top_level
+    capacities = [elastic.go_to(level)["capacity_tokens"] for level in range(top + 1)]
     assert capacities == sorted(set(capacities))
     state = elastic.http.get("/server_info").json()["internal_states"][0]
     assert state["morph"]["capacity_tokens"] == capacities[-1]
     metrics = elastic.http.get("/metrics").text
     assert _gauge(metrics, "sglang_morph:kv_capacity_tokens") == capacities[-1]
-    assert _gauge(metrics, "sglang_morph:precision_level") == 4
+    assert _gauge(metrics, "sglang_morph:precision_level") == top
     assert _gauge(metrics, "sglang:max_total_num_tokens") == capacities[-1]
 
 
+@both_backends
 def test_bytes_by_owner_add_up_at_every_level(elastic: Client) -> None:
-    totals = {sum(_device_bytes(elastic.go_to(level))) for level in range(5)}
+    totals = {sum(_device_bytes(elastic.go_to(level))) for level in range(elastic.top_level + 1)}
     assert len(totals) == 1
 
 
+@both_backends
 def test_lent_capacity_admits_waiting_requests_at_once(elastic: Client) -> None:
     """No running request has to finish first, although SGLang had marked the batch as full."""
     with ThreadPoolExecutor(12) as pool:
@@ -45,15 +49,16 @@ def test_lent_capacity_admits_waiting_requests_at_once(elastic: Client) -> None:
         assert [len(f.result()["output_ids"]) for f in futures] == [160] * 12
 
 
+@both_backends
 def test_requests_keep_running_through_50_level_changes(
     elastic: Client, record: Callable[..., None]
 ) -> None:
     rng, done = random.Random(7), 0
-    before = _completed(elastic)
+    before, top = _completed(elastic), elastic.top_level
     with ThreadPoolExecutor(8) as pool:
         futures = elastic.start(pool, 8, tokens=48)
         while _completed(elastic) - before < 50:
-            level = rng.choice([k for k in range(5) if k != elastic.status()["target_level"]])
+            level = rng.choice([k for k in range(top + 1) if k != elastic.status()["target_level"]])
             elastic.set_level(level)
             _wait(lambda level=level: elastic.status()["target_level"] == level)
             finished = [f for f in futures if f.done()]
@@ -65,8 +70,9 @@ def test_requests_keep_running_through_50_level_changes(
     assert status["capacity_tokens"] == BASE_TOKENS
     elastic.check_alive()
     changes = _completed(elastic) - before
+    backend = status["memory_backend"]
     record(
-        "morph/level_changes_under_load",
+        "morph/level_changes_under_load" + ("" if backend == "layer_swap" else f"/{backend}"),
         changes,
         f"changes, {done} requests, none failed, no leak complaint",
         ">= 50",
@@ -74,9 +80,11 @@ def test_requests_keep_running_through_50_level_changes(
     )
 
 
-@pytest.mark.parametrize(("start", "target"), [(0, 4), (4, 0)], ids=["downshift", "shrink"])
-def test_an_abort_during_a_transition(elastic: Client, start: int, target: int) -> None:
+@both_backends
+@pytest.mark.parametrize("lowers", [True, False], ids=["downshift", "shrink"])
+def test_an_abort_during_a_transition(elastic: Client, lowers: bool) -> None:
     """The level and the abort reach the scheduler between the same two steps."""
+    start, target = (0, elastic.top_level) if lowers else (elastic.top_level, 0)
     elastic.go_to(start)
     number, tokens = (6, 64) if target else (10, 100)  # a shrink finds lent pages in use
     migrated = _migrated(elastic)
@@ -110,6 +118,7 @@ def test_a_client_that_disconnects_during_a_transition(elastic: Client) -> None:
     elastic.go_to(0)
 
 
+@both_backends
 def test_a_flush_while_pages_are_lent_hands_out_no_weights(elastic: Client) -> None:
     elastic.generate("Once upon a time", 16)
     status = elastic.go_to(2)
@@ -121,9 +130,10 @@ def test_a_flush_while_pages_are_lent_hands_out_no_weights(elastic: Client) -> N
     assert latest["free_pages"] + latest["evictable_pages"] == status["capacity_tokens"]
 
 
+@both_backends
 def test_limits_per_request_stay_at_base_capacity(elastic: Client) -> None:
     """Admitted, it could not be served any more once the lent pages are gone."""
-    status = elastic.go_to(4)
+    status = elastic.go_to(elastic.top_level)
     prompt = [10] * (BASE_TOKENS + 100)
     assert len(prompt) < status["capacity_tokens"]
     answer = elastic.http.post("/generate", json={"input_ids": prompt})

@@ -14,11 +14,15 @@ def test_a_burst_is_served_without_retraction_and_weights_come_back(
 ) -> None:
     log = tmp_path / "events.jsonl"
     flags = ("--memory-backend", "layer_swap", "--enable-metrics", "--morph-event-log", str(log))
+    flags += ("--morph-prefix-policy", "namespace")
     with serve("sglang_morph.launch_server", *flags) as client:
         before = client.verify()
         with ThreadPoolExecutor(24) as pool:
             answers = [future.result() for future in client.start(pool, 24, tokens=100)]
         assert [len(answer["output_ids"]) for answer in answers] == [100] * 24
+        told = [answer["meta_info"]["morph"] for answer in answers]
+        assert all(sum(exposure["generated_tokens"].values()) == 100 for exposure in told)
+        assert any(int(level) for exposure in told for level in exposure["generated_tokens"])
         status = client.wait_level(0)
         assert client.verify() == before
         client.check_alive()

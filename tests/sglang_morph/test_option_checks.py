@@ -51,9 +51,20 @@ def test_every_option_at_an_accepted_value(tmp_path: Path) -> None:
         ({"min_dwell_s": float("nan")}, "--morph-min-dwell-s is nan: give seconds"),
         ({"sample_interval_s": -1.0}, "--morph-sample-interval-s is -1.0; give seconds"),
         ({"max_level": -1}, "--morph-max-level is -1"),
+        ({"floor_policy": "wait"}, "--morph-floor-policy is 'wait'; give one of hold, reject, ign"),
+        ({"prefix_policy": "mix"}, "--morph-prefix-policy is 'mix'; give one of share, namespace"),
         ({"order": "middle"}, "'middle'; give --morph-order one of front, back"),
         ({"variants": ("int9",)}, "--morph-variants: variant 'int9'.*known there: int8, int4"),
         ({"plan": "p.json", "variants": ("int8",)}, "leave out --morph-variants"),
+        ({"unit_mib": 2}, "layer_swap has no units; leave out --morph-unit-mib"),
+        ({"memory_backend": "semi_unified", "unit_mib": 3}, "multiple of 2 MiB.*; take "),
+        ({"memory_backend": "semi_unified", "unit_mib": 0}, "multiple of 2 MiB.*; take "),
+        ({"memory_backend": "semi_unified", "unit_mib": -2}, "multiple of 2 MiB.*; take "),
+        ({"memory_backend": "semi_unified", "bundle": "auto"}, "--morph-bundle does not work with"),
+        (
+            {"memory_backend": "semi_unified", "variant_checkpoint": "x"},
+            "--morph-variant-checkpoint does not work with",
+        ),
         ({"event_log": "no/such/folder/log"}, "give a file in a folder that exists"),
         ({"event_log": "."}, "give a file in a folder that exists"),
     ],
@@ -67,3 +78,12 @@ def test_refused(change: dict[str, object], message: str) -> None:
 
 def test_static_asks_for_nothing_else() -> None:
     check_options(MorphOptions(policy="magic", enter_pressure=9.0), "xpu")
+
+
+def test_units_of_any_multiple_of_2_mib() -> None:
+    check_options(MorphOptions(memory_backend="semi_unified", unit_mib=6), "cpu")
+
+
+def test_halves_are_not_merged_on_a_gpu_yet() -> None:
+    with pytest.raises(MorphRefusal, match="no merge GEMM kernel for this GPU yet.*layer_swap"):
+        check_options(MorphOptions(memory_backend="semi_unified"), "cuda")

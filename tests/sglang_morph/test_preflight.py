@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +20,7 @@ from sglang_morph.preflight import (
     check_host_memory,
     check_model_and_host,
     check_shapes,
+    check_unit_size,
     host_bytes,
     linear_shapes,
     make_plan,
@@ -173,3 +175,58 @@ def test_real_model_passes_and_is_charged_on_the_cpu(
     monkeypatch.setattr(preflight, "available_bytes", lambda: 10**9)
     with pytest.raises(MorphRefusal, match="need 1.1 GiB of host memory, available are 0.9 GiB"):
         check_model_and_host(args, ELASTIC)
+
+
+HALVES = MorphOptions(memory_backend="semi_unified")
+
+
+def test_halves_are_of_a_lossless_variant_alone(tmp_path: Path) -> None:
+    config = LlamaConfig(architectures=["LlamaForCausalLM"], num_hidden_layers=4)
+    assert make_plan(config, HALVES, "cpu").variants == ("nested_fp8",)
+    path = tmp_path / "plan.json"
+    default_plan(ModelIdentity.from_hf_config(config), ("nested_fp8", "int4")).save(path)
+    for options, unfit in [
+        (replace(HALVES, variants=("int8",)), "int8"),
+        (replace(HALVES, plan=str(path)), "int4"),
+    ]:
+        with pytest.raises(MorphRefusal, match=f"halves of nested_fp8 and cannot take {unfit};"):
+            make_plan(config, options, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("unit_mib", "hidden", "message"),
+    [
+        (None, 1024, None),
+        (20, 1024, None),
+        (22, 1024, r"units of 22 MiB .* at level 1 .* are 21\.0 MiB.*; give --morph-unit-mib 20,"),
+        (None, 64, r"units of 2 MiB .* are 0\.\d MiB.*; choose deeper --morph-levels, or"),
+    ],
+)
+def test_units_fit_the_first_level(unit_mib: int | None, hidden: int, message: str | None) -> None:
+    config = LlamaConfig(
+        architectures=["LlamaForCausalLM"],
+        hidden_size=hidden,
+        intermediate_size=hidden * 5 // 2,
+        num_hidden_layers=7,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+    )
+    options = replace(HALVES, unit_mib=unit_mib)
+    shapes, plan = list(linear_shapes(config)), make_plan(config, options, "cpu")
+    if message is None:
+        check_unit_size(shapes, plan, options, "cpu")
+        return
+    with pytest.raises(MorphRefusal, match=message):
+        check_unit_size(shapes, plan, options, "cpu")
+
+
+def test_halves_need_less_host_memory(smollm2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    args = ServerArgs(
+        model_path=str(smollm2), device="cpu", dtype="float32", attention_backend="torch_native"
+    )
+    # 0.54 GB of weights and 0.11 GB of residuals.
+    monkeypatch.setattr(preflight, "available_bytes", lambda: 650 * 10**6)
+    check_model_and_host(args, HALVES)
+    monkeypatch.setattr(preflight, "available_bytes", lambda: 640 * 10**6)
+    with pytest.raises(MorphRefusal, match="need 0.6 GiB of host memory"):
+        check_model_and_host(args, HALVES)

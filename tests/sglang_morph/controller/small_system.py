@@ -18,11 +18,13 @@ from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
 from sglang.srt.mem_cache.radix_cache import RadixCache, RadixKey
 from sglang.srt.sampling.sampling_params import SamplingParams
 
-from memory_backends.base import FULL, TensorMap
+from memory_backends.base import FULL, MemoryBackend, TensorMap
 from memory_backends.kv_pool import ElasticMHATokenToKVPool, page_bytes
 from memory_backends.layer_swap import LayerSwapBackend
 from memory_backends.token_pool import ElasticTokenToKVPoolAllocator
+from sglang_morph.controller.commands import Command, CommandKind
 from sglang_morph.controller.executor import Executor
+from sglang_morph.controller.outcome import Outcome
 from sglang_morph.controller.reclaim import PageTables, requests_with_kv
 
 KV_LAYERS, HEADS, DIM = 2, 1, 4
@@ -55,6 +57,11 @@ class ToyLayer:
 
     def bind(self, variant: str, tensors: TensorMap) -> None:
         self.variant, self.bound = variant, tensors
+
+    def current(self) -> torch.Tensor:
+        """What it computes with."""
+        (tensor,) = self.bound.values()
+        return tensor
 
     def expected(self, variant: str) -> torch.Tensor:
         """What the bound tensor must hold."""
@@ -91,8 +98,51 @@ class NestedToyLayer(ToyLayer):
         return self.original[::2] if variant == "half" else super().expected(variant)
 
 
+class HalvesToyLayer(ToyLayer):
+    """`half` is the first half of the weights, and the second half is the residual."""
+
+    def is_derived(self, variant: str) -> bool:
+        return True
+
+    def is_lossless(self, variant: str) -> bool:
+        return True
+
+    def derived_like(self, variant: str) -> TensorMap:
+        return {"codes": self.expected("half").to("meta")}
+
+    def derive(self, variant: str, full: TensorMap, out: TensorMap) -> None:
+        out["codes"].copy_(full["weight"][: len(out["codes"])])
+
+    def residual_tensors(self, variant: str, full: TensorMap) -> TensorMap:
+        return {"lower": full["weight"][len(full["weight"]) // 2 :]}
+
+    def rebuild(
+        self, variant: str, tensors: TensorMap, residual: TensorMap, out: TensorMap
+    ) -> None:
+        torch.cat((tensors["codes"], residual["lower"]), out=out["weight"])
+
+    def bind_merged(
+        self, variant: str, tensors: TensorMap, residual: TensorMap, scratch: torch.Tensor
+    ) -> None:
+        self.bind(FULL, {**tensors, **residual})
+        self._scratch = scratch
+
+    def current(self) -> torch.Tensor:
+        if len(self.bound) == 1:
+            return super().current()
+        out = {"weight": self._scratch[: len(self.original)]}
+        self.rebuild("half", self.bound, self.bound, out)
+        return out["weight"]
+
+    def expected(self, variant: str) -> torch.Tensor:
+        return self.original[: len(self.original) // (1 if variant == FULL else 2)]
+
+
 class SmallSystem:
-    """`layers` slabs of `slab_bytes`; plan: all layers to `half`, then all to `quarter`."""
+    """`layers` slabs of `slab_bytes`; plan: all layers to `half`, then all to `quarter`.
+
+    With `dim` a page has `16 * dim` bytes.
+    """
 
     def __init__(
         self,
@@ -100,20 +150,24 @@ class SmallSystem:
         layers: int = 4,
         slab_bytes: int = 1800,
         layer_type: type[ToyLayer] = ToyLayer,
+        backend: MemoryBackend | None = None,
+        variants: tuple[str, ...] = tuple(SHRINK),
+        dim: int = DIM,
     ) -> None:
-        steps = [SimpleNamespace(layer=i, variant=v) for v in SHRINK for i in range(layers)]
+        steps = [SimpleNamespace(layer=i, variant=v) for v in variants for i in range(layers)]
         self.layers = [layer_type(i, slab_bytes) for i in range(layers)]
-        self.backend = LayerSwapBackend()
+        self.backend = backend or LayerSwapBackend()
         self.backend.adopt_weights(self.layers, steps, torch.device("cpu"))
-        self.backend.allocate(base + 1, PAGE_BYTES)
+        self.page_bytes = page_bytes(KV_LAYERS, HEADS, dim, dim, torch.float32)
+        self.backend.allocate(base + 1, self.page_bytes)
         self.pool = ElasticMHATokenToKVPool(
             base,
             storage=self.backend.kv_storage,
-            page_bytes=PAGE_BYTES,
+            page_bytes=self.page_bytes,
             page_size=1,
             dtype=torch.float32,
             head_num=HEADS,
-            head_dim=DIM,
+            head_dim=dim,
             layer_num=KV_LAYERS,
             device="cpu",
             enable_memory_saver=False,
@@ -129,13 +183,23 @@ class SmallSystem:
             )
         )
         self.published = base
-        plan = SimpleNamespace(levels=(0, 1, 2, layers, 2 * layers))
+        levels = sorted({0, 1, 2, layers, len(steps)})
+        plan = SimpleNamespace(levels=tuple(levels))
         self.executor = Executor(
-            self.backend, plan, self.allocator, self.pool, self._publish, lambda: None
+            self.backend,
+            plan,
+            self.allocator,
+            self.pool,
+            publish=self._publish,
+            order=lambda: None,
+            tables=self.tables,
+            reserve=lambda: self.reserve,
         )
+        self.reserve = 0
         self.top_level = len(plan.levels) - 1
         self.requests: list[Req] = []
         self._serial = 0
+        self._revision = 0
 
     def _publish(self, pages: int) -> None:
         self.published = pages
@@ -149,6 +213,28 @@ class SmallSystem:
             requests=requests_with_kv([self.requests]),
             chunked=None,
         )
+
+    # What a controller does
+
+    def move(self, level: int) -> Outcome:
+        """Go to `level`, or begin to."""
+        kind: CommandKind = "lower" if level > self.executor.target_level else "withdraw"
+        outcome = self.executor.execute(Command(kind, level, self._next_revision(), "a test"))
+        assert outcome is not None
+        return outcome
+
+    def advance(self) -> Outcome | None:
+        """Continue a restore by one level, if one is under way and its weights are at hand."""
+        readiness = self.executor.readiness()
+        if readiness is None or not readiness.ready:
+            return None
+        return self.executor.execute(
+            Command("commit", readiness.level, readiness.revision, "a test")
+        )
+
+    def _next_revision(self) -> int:
+        self._revision += 1
+        return self._revision
 
     # What a scheduler does with requests
 
@@ -208,7 +294,7 @@ class SmallSystem:
 
     def _write(self, pages: torch.Tensor, tokens: list[int], start: int) -> None:
         for layer in range(KV_LAYERS):
-            values = torch.stack([_kv(t, start + i, layer) for i, t in enumerate(tokens[start:])])
+            values = self._kv(tokens[start:], start, layer)
             self.pool.k_buffer[layer][pages] = values
             self.pool.v_buffer[layer][pages] = -values
 
@@ -241,19 +327,19 @@ class SmallSystem:
         for req in self.requests:
             tokens, row = [*req.origin_input_ids, *req.output_ids], self._row(req).long()
             for layer in range(KV_LAYERS):
-                expected = torch.stack([_kv(t, i, layer) for i, t in enumerate(tokens)])
+                expected = self._kv(tokens, 0, layer)
                 assert torch.equal(self.pool.k_buffer[layer][row], expected)
                 assert torch.equal(self.pool.v_buffer[layer][row], -expected)
 
     def _check_weights(self) -> None:
         for layer in self.layers:
-            (tensor,) = layer.bound.values()
-            assert torch.equal(tensor, layer.expected(layer.variant)), layer.index
+            assert torch.equal(layer.current(), layer.expected(layer.variant)), layer.index
 
     def _row(self, req: Req) -> torch.Tensor:
         return self.req_to_token.req_to_token[req.req_pool_idx, : req.kv.kv_allocated_len]
 
-
-def _kv(token: int, position: int, layer: int) -> torch.Tensor:
-    """A page's content: distinct for every (token, position, layer)."""
-    return torch.full((HEADS, DIM), float(token * 10_000 + position * 10 + layer + 1))
+    def _kv(self, tokens: list[int], start: int, layer: int) -> torch.Tensor:
+        """Pages' content: distinct for every (token, position, layer)."""
+        numbers = [t * 10_000 + (start + i) * 10 + layer + 1 for i, t in enumerate(tokens)]
+        shape = (len(tokens), HEADS, self.pool.head_dim)
+        return torch.tensor(numbers, dtype=torch.float32)[:, None, None].expand(shape)

@@ -2,33 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from sglang_morph.controller.controller import Controller
+from sglang_morph.controller.eviction_cost import FEWEST_REQUESTS
+from sglang_morph.controller.limits import Limits
 from sglang_morph.controller.manual import ManualPolicy
-from sglang_morph.controller.monitor import Monitor
 from sglang_morph.controller.policy import Policy
-from sglang_morph.controller.policy_options import PolicyOptions
 from sglang_morph.controller.threshold import ThresholdPolicy
-from sglang_morph.observability.event_log import EventLog
+from tests.sglang_morph.controller.small_controller import controller
 from tests.sglang_morph.controller.small_system import SmallSystem
-
-
-class SchedulerFields:
-    """The fields of SGLang's scheduler that the controller reads."""
-
-    def __init__(self, system: SmallSystem) -> None:
-        self.token_to_kv_pool_allocator = system.allocator
-        self.tree_cache = system.tree
-        self.req_to_token_pool = system.req_to_token
-        self.running_batch = SimpleNamespace(reqs=system.requests, batch_is_full=False)
-        self.last_batch = None
-        self.chunked_req = None
-        self.waiting_queue: list[Any] = []
-        self.new_token_ratio_tracker = SimpleNamespace(current=0.5)
 
 
 class NextStep:
@@ -45,18 +31,6 @@ class NextStep:
 @pytest.fixture
 def system() -> SmallSystem:
     return SmallSystem()
-
-
-def controller(system: SmallSystem, policy: type[Policy]) -> Controller:
-    return Controller(
-        SchedulerFields(system),
-        system.executor,
-        policy(PolicyOptions(), system.top_level),
-        system.backend,
-        EventLog(None, 1.0),
-        None,
-        Monitor(),
-    )
 
 
 def test_a_decode_step_without_pages_lowers_precision_just_far_enough(
@@ -89,7 +63,7 @@ def test_an_operators_level_is_not_changed_by_an_emergency(system: SmallSystem) 
 def test_lending_lets_waiting_requests_in(system: SmallSystem) -> None:
     acting = controller(system, ManualPolicy)
     acting._scheduler.running_batch.batch_is_full = True
-    acting.set_level(1)
+    acting.policy.set_level(1)
     acting.tick()
     assert acting._scheduler.running_batch.batch_is_full is False
     assert acting.status()["level"] == 1
@@ -97,11 +71,11 @@ def test_lending_lets_waiting_requests_in(system: SmallSystem) -> None:
 
 def test_a_deferred_restore_says_why_and_is_tried_again_later(system: SmallSystem) -> None:
     acting = controller(system, ManualPolicy)
-    acting.set_level(2)
+    acting.policy.set_level(2)
     acting.tick()
     for token in range(3, 8):
         assert system.admit([token] * 10)
-    acting.set_level(0)
+    acting.policy.set_level(0)
     acting.tick()
     assert "would not fit" in acting.status()["obstacle"]
     assert acting.monitor.transitions["deferred"] == 1
@@ -109,8 +83,7 @@ def test_a_deferred_restore_says_why_and_is_tried_again_later(system: SmallSyste
     assert acting.monitor.transitions["deferred"] == 1
     for req in list(system.requests):
         system.finish(req, insert=True)
-    acting._retry_at = 0.0
-    acting.tick()
+    acting.act_on_change()
     while system.executor.restoring:
         acting.tick()
     acting.tick()
@@ -119,6 +92,75 @@ def test_a_deferred_restore_says_why_and_is_tried_again_later(system: SmallSyste
     system.check()
 
 
-def test_only_a_manual_policy_takes_a_level(system: SmallSystem) -> None:
-    with pytest.raises(ValueError, match="--morph-policy manual"):
-        controller(system, ThresholdPolicy).set_level(1)
+def test_limits_bind_an_emergency(system: SmallSystem) -> None:
+    system.allocator.alloc(24)
+    acting = controller(system, ThresholdPolicy)
+    acting.limits.limits = Limits(highest_level=1)
+    assert not acting.relieve(NextStep(20))
+    acting.limits.limits = Limits(hold=True)
+    assert not acting.relieve(NextStep(1))
+    assert "holds the level" in str(acting.obstacle)
+    assert system.executor.level == 0
+    acting.limits.limits = Limits(highest_level=1)
+    assert acting.relieve(NextStep(1))
+    assert system.executor.level == 1
+
+
+def prefixes_at_stake(system: SmallSystem, policy: type[Policy], reused: int) -> Controller:
+    """18 of 24 pages in use, 5 cached, a prompt of 4 waits; so much of 1,000 tokens is reused."""
+    req = system.admit([7] * 5)
+    assert req is not None
+    system.finish(req, insert=True)
+    system.allocator.alloc(18)
+    acting = controller(system, policy)
+    for _ in range(FEWEST_REQUESTS):
+        acting.counts.released(finished_request(reused), 0.0)
+    waiting = SimpleNamespace(
+        origin_input_ids=[1] * 4,
+        output_ids=[],
+        time_stats=SimpleNamespace(wait_queue_entry_time=time.perf_counter()),
+    )
+    acting._scheduler.waiting_queue.append(waiting)
+    return acting
+
+
+def finished_request(reused: int) -> SimpleNamespace:
+    """What is read of a request that computed 1,000 tokens less those `reused`."""
+    return SimpleNamespace(
+        finished=lambda: True,
+        finished_reason=None,
+        origin_input_ids=[0] * 990,
+        output_ids=[0] * 10,
+        cached_tokens=reused,
+        time_stats=SimpleNamespace(prefill_finished_time=0.0, scheduler_recv_time=0.0),
+    )
+
+
+def test_prefixes_that_are_used_again_are_kept_by_a_morph(system: SmallSystem) -> None:
+    acting = prefixes_at_stake(system, ThresholdPolicy, reused=950)
+    acting.tick()
+    assert system.executor.level == 1
+    assert system.tree.evictable_size() == 5
+    (decision,) = [row for row in acting.status()["events"] if row["kind"] == "decision"]
+    assert "lend rather than evict 3 pages" in decision["reason"]
+    assert "recomputing evicted prefixes costs 2 tokens (reuse 0.47)" in decision["reason"]
+    assert "level 1 costs 2" in decision["reason"]
+
+
+def test_prefixes_that_are_not_are_left_to_eviction(system: SmallSystem) -> None:
+    acting = prefixes_at_stake(system, ThresholdPolicy, reused=300)
+    for _ in range(3):
+        acting.tick()
+    assert system.executor.level == 0
+    (row,) = acting.status()["events"]
+    assert (row["kind"], row["pages"]) == ("eviction", 3)
+    assert "evict rather than lend 3 pages" in row["reason"]
+    assert acting.status()["eviction"]["reuse"] == pytest.approx(0.3)
+
+
+def test_a_policy_that_may_not_move_leaves_prefixes_to_eviction(system: SmallSystem) -> None:
+    acting = prefixes_at_stake(system, ManualPolicy, reused=950)
+    acting.tick()
+    assert system.executor.level == 0
+    (row,) = acting.status()["events"]
+    assert "the policy allows no move now" in row["reason"]

@@ -62,10 +62,11 @@ class MemoryMachine(RuleBasedStateMachine):
     @rule(level=st.integers(0, 4))
     def move(self, level: int) -> None:
         executor = self.system.executor
+        level = min(level, self.system.top_level)
         if level == executor.target_level:
             return
         before = executor.target_level
-        outcome = executor.move(level, self.system.tables, lambda: 0)
+        outcome = self.system.move(level)
         if level > before:
             assert outcome.result == "completed"
         elif outcome.result == "deferred":
@@ -75,7 +76,7 @@ class MemoryMachine(RuleBasedStateMachine):
 
     @rule()
     def advance(self) -> None:
-        self.system.executor.advance()
+        self.system.advance()
 
     @invariant()
     def consistent(self) -> None:
@@ -92,9 +93,9 @@ class MemoryMachine(RuleBasedStateMachine):
             self.system.finish(req, insert=False)
         executor = self.system.executor
         if executor.target_level:
-            assert executor.move(0, self.system.tables, lambda: 0).result == "started"
+            assert self.system.move(0).result == "started"
         while executor.restoring:
-            executor.advance()
+            self.system.advance()
         self.system.check()
         assert executor.level == 0
 

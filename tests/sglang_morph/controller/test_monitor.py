@@ -135,7 +135,7 @@ def test_summary_counts_what_happened(signals: MakeSignals) -> None:
         "deferred": 2,
         "rolled_back": 1,
     }
-    assert summary["emergencies"] == 1
+    assert summary["retractions_avoided"] == 1
     assert summary["pressure_max"] == 1.2
     assert summary["pressure_mean"] == pytest.approx((0.95 * 1.5 + 1.2 * 3.5) / 5, abs=0.03)
     assert summary["latest"]["used_pages"] == 100

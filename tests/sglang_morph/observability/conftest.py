@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from memory_backends.base import MemoryReport
+from sglang_morph.controller.outcome import Outcome
 from sglang_morph.controller.signals import Signals
 from sglang_morph.observability.records import TransitionRecord
 
@@ -32,13 +33,9 @@ def signals() -> Signals:
 def record(signals: Signals) -> TransitionRecord:
     return TransitionRecord(
         revision=4,
-        from_level=0,
-        to_level=1,
         reason="pressure 0.90 >= 0.85 for 0.25 s",
-        result="completed",
         signals=replace(signals, level=0),
-        pages_lent=500,
-        duration_s=0.02,
+        outcome=Outcome(0, 1, "completed", pages_lent=500, duration_s=0.02),
     )
 
 

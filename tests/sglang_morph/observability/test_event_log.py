@@ -20,6 +20,7 @@ from sglang_morph.observability import event_log
 from sglang_morph.observability.event_log import RECENT_EVENTS, EventLog, read_events
 from sglang_morph.observability.records import TransitionRecord
 from sglang_morph.options import MorphOptions
+from tests.sglang_morph.observability.ended import ended
 
 UP = Decision(1, "pressure 0.90 >= 0.85 for 0.25 s")
 TRIGGER = {
@@ -51,7 +52,7 @@ def test_round_trip_of_every_kind(
     log.decision(3, UP, replace(signals, level=0))
     log.transition(record)
     log.emergency(4, Decision(2, "next step would retract"), signals)
-    log.transition(replace(record, revision=4, result="rolled_back", error="no host memory"))
+    log.transition(ended(record, result="rolled_back", error="no host memory"))
     log.close()
 
     rows = read_events(path)
@@ -136,7 +137,7 @@ def test_phase(
     record: TransitionRecord, result: TransitionResult, levels: tuple[int, int], phase: str
 ) -> None:
     source, target = levels
-    assert replace(record, result=result, from_level=source, to_level=target).phase == phase
+    assert ended(record, result=result, from_level=source, to_level=target).phase == phase
 
 
 def test_samples_are_spaced_and_cost_nothing_in_between(
@@ -195,7 +196,7 @@ def test_a_transition_that_fails_tick_after_tick_is_not_a_flood(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     log = EventLog(None, 0.25)
-    failed = replace(record, result=result, error="does not fit")
+    failed = ended(record, result=result, error="does not fit")
     for _ in range(1000):
         log.transition(failed)
     assert kinds(list(log.recent)) == written
@@ -213,7 +214,7 @@ def test_without_a_path_there_is_only_the_tail(
         log.transition(replace(record, revision=revision))
     assert len(log.recent) == RECENT_EVENTS
     assert log.recent[0]["revision"] == 44
-    assert (log.dropped, log.is_writing) == (0, False)
+    assert log.dropped == 0
     log.close()
 
 
@@ -238,7 +239,7 @@ def test_a_file_that_cannot_be_opened_is_one_warning(
         log.transition(record)
         log.transition(record)
     assert [path in message for message in caplog.messages] == [True]
-    assert (log.dropped, log.is_writing, len(log.recent)) == (2, False, 2)
+    assert (log.dropped, len(log.recent)) == (2, 2)
     log.close()
 
 
@@ -283,7 +284,6 @@ def test_a_pipe_that_nobody_reads_does_not_block(tmp_path: Path, record: Transit
     for _ in range(1000):
         log.transition(record)
     assert log.dropped > 0
-    assert not log.is_writing
 
 
 def test_text_that_is_not_unicode_does_not_raise(path: str, record: TransitionRecord) -> None:
@@ -322,3 +322,42 @@ def test_damage_elsewhere_is_an_error(path: str) -> None:
 def test_an_empty_log_has_no_rows(path: str) -> None:
     EventLog(path, 0.25).close()
     assert read_events(path) == []
+
+
+def test_events_are_numbered_and_paged_newest_last(record: TransitionRecord) -> None:
+    log = EventLog(None, 0.25)
+    for revision in range(1, 301):
+        log.transition(replace(record, revision=revision))
+
+    def page(limit: int, after: int | None) -> tuple[list[int], int]:
+        found = log.page(limit, after)
+        assert found["last_id"] == 300
+        assert [row["id"] for row in found["events"]] == [r["revision"] for r in found["events"]]
+        return [row["id"] for row in found["events"]], found["missed"]
+
+    assert page(3, None) == ([298, 299, 300], 0)
+    assert page(2, 297) == ([298, 299], 0)
+    assert page(100, 299) == ([300], 0)
+    assert page(100, 300) == ([], 0)
+    assert page(100, 900) == ([], 0)
+    assert page(2, 10) == ([45, 46], 34)
+
+
+def test_changes_and_evictions_are_rows(path: str, signals: Signals) -> None:
+    log = EventLog(path, 0.25)
+    log.operator(5, "limits", {"hold": True}, "applied", None)
+    for _ in range(2):
+        log.eviction(5, 12, "evict rather than lend 12 pages: ...", signals)
+    change, eviction = read_events(path)
+    assert (change["kind"], change["name"], change["change"]) == (
+        "operator",
+        "limits",
+        {"hold": True},
+    )
+    assert (change["revision"], change["result"], change["reason"]) == (5, "applied", None)
+    assert (eviction["kind"], eviction["pages"], eviction["level"]) == (
+        "eviction",
+        12,
+        signals.level,
+    )
+    assert eviction["trigger"]["used_pages"] == signals.used_pages

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -16,19 +16,24 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from sglang_morph.controller.signals import Signals
 from sglang_morph.observability.metrics import GAUGES, MorphMetrics
 from sglang_morph.observability.records import TransitionRecord
+from tests.sglang_morph.observability.ended import ended
 
 LABELS = {"model_name": "smol", "engine_type": "unified", "tp_rank": "0"}
 
 PREAMBLE = f"""
 import json, os, sys
 from pathlib import Path
+from sglang_morph.controller.outcome import Outcome
 from sglang_morph.controller.signals import Signals
 from sglang_morph.observability.metrics import MorphMetrics
 from sglang_morph.observability.records import TransitionRecord
 assert "prometheus_client" not in sys.modules
 signals, records = json.loads(sys.argv[1])
 signals = Signals(**signals)
-records = [TransitionRecord(**{{**r, "signals": signals}}) for r in records]
+records = [
+    TransitionRecord(**{{**r, "signals": signals, "outcome": Outcome(**r["outcome"])}})
+    for r in records
+]
 metrics = MorphMetrics.create(True, {LABELS!r})
 """
 
@@ -63,11 +68,11 @@ def test_values_reach_the_collector_of_another_process(
 ) -> None:
     records = [
         record,
-        replace(record, from_level=1, to_level=0, result="deferred"),
-        replace(record, from_level=1, to_level=0, result="started", pages_migrated=30),
-        replace(record, from_level=1, to_level=0, result="completed", duration_s=0.4),
-        replace(record, result="rolled_back", error="no memory"),
-        replace(record, pages_migrated=12),
+        ended(record, from_level=1, to_level=0, result="deferred"),
+        ended(record, from_level=1, to_level=0, result="started", pages_migrated=30),
+        ended(record, from_level=1, to_level=0, result="completed", duration_s=0.4),
+        ended(record, result="rolled_back", error="no memory"),
+        ended(record, pages_migrated=12),
     ]
     body = """
 metrics.update(signals, layers_lowered=8, host_bytes=1)

@@ -53,7 +53,30 @@ DONE = MorphControlReqOutput(success=True, payload={"level": 2})
     ("method", "path", "body", "request_sent"),
     [
         ("GET", "/morph/status", None, ("status", {})),
+        ("GET", "/morph/events", None, ("events", {})),
+        ("GET", "/morph/events?limit=5&after=7", None, ("events", {"limit": 5, "after": 7})),
         ("POST", "/morph/level", {"level": 2}, ("set_level", {"level": 2})),
+        (
+            "POST",
+            "/morph/level",
+            {"level": 2, "revision": 0},
+            ("set_level", {"level": 2, "revision": 0}),
+        ),
+        (
+            "POST",
+            "/morph/policy",
+            {"policy": "slo", "parameters": {"ttft_target_s": 1, "max_level": None}},
+            (
+                "set_policy",
+                {"policy": "slo", "parameters": {"ttft_target_s": 1, "max_level": None}},
+            ),
+        ),
+        (
+            "POST",
+            "/morph/limits",
+            {"highest_level": None, "hold": True},
+            ("set_limits", {"highest_level": None, "hold": True}),
+        ),
         ("POST", "/morph/verify", None, ("verify", {})),
     ],
 )
@@ -68,25 +91,63 @@ def test_action_is_sent_and_answered(
 
 
 @pytest.mark.parametrize(
-    ("body", "message"),
+    ("path", "body", "field"),
     [
-        ("", "the body is not JSON"),
-        ("{", "the body is not JSON"),
-        ("[1]", "must be a JSON object"),
-        ("{}", "field 'level' must be an integer"),
-        ('{"level": "1"}', "field 'level' must be an integer"),
-        ('{"level": true}', "field 'level' must be an integer"),
-        ('{"level": 1.5}', "field 'level' must be an integer"),
-        ('{"level": -1}', "field 'level' must be an integer, 0 or more"),
-        ('{"level": 1, "lvl": 2}', "unknown field 'lvl'"),
+        ("level", "", ""),
+        ("level", "{", ""),
+        ("level", "[1]", ""),
+        ("level", "{}", "level"),
+        ("level", '{"level": "1"}', "level"),
+        ("level", '{"level": true}', "level"),
+        ("level", '{"level": 1.5}', "level"),
+        ("level", '{"level": -1}', "level"),
+        ("level", '{"level": 1, "lvl": 2}', "lvl"),
+        ("level", '{"level": 1, "revision": "now"}', "revision"),
+        ("policy", '{"mode": "accuracy"}', "policy"),
+        ("policy", '{"policy": "slo", "parameters": {"pace": 1}}', "parameters.pace"),
+        (
+            "policy",
+            '{"policy": "slo", "parameters": {"ttft_target_s": "1"}}',
+            "parameters.ttft_target_s",
+        ),
+        ("policy", '{"policy": "two_mode", "two_mode_solution": "x"}', "two_mode_solution"),
+        ("limits", '{"hold": 1}', "hold"),
+        ("limits", '{"highest_level": 1.0}', "highest_level"),
     ],
 )
-def test_bad_body_is_answered_with_422_and_sent_nowhere(http: Any, body: str, message: str) -> None:
+def test_bad_body_is_answered_with_422_and_sent_nowhere(
+    http: Any, path: str, body: str, field: str
+) -> None:
     client, manager = http(DONE)
-    response = client.post("/morph/level", content=body)
+    response = client.post(f"/morph/{path}", content=body)
     assert response.status_code == 422
-    assert message in response.json()["error"]
+    assert response.json()["field"] == field
+    assert field.rpartition(".")[2] in response.json()["error"]
     assert not manager.requests
+
+
+@pytest.mark.parametrize("query", ["limit=0", "limit=257", "limit=few", "limit=5&since=1"])
+def test_bad_query_is_answered_with_422(http: Any, query: str) -> None:
+    client, manager = http(DONE)
+    response = client.get(f"/morph/events?{query}")
+    assert response.status_code == 422
+    assert response.json()["field"] in ("limit", "since")
+    assert not manager.requests
+
+
+@pytest.mark.parametrize(
+    ("result", "status"), [("stale", 409), ("conflict", 409), ("invalid", 422)]
+)
+def test_the_result_of_a_refused_change_sets_the_status(
+    http: Any, result: str, status: int
+) -> None:
+    reply = MorphControlReqOutput(
+        success=False, message="not now", payload={"result": result, "revision": 3}
+    )
+    client, _ = http(reply)
+    response = client.post("/morph/limits", json={"hold": True})
+    assert response.status_code == status
+    assert response.json() == {"result": result, "revision": 3, "error": "not now"}
 
 
 def test_failed_action_is_answered_with_409(http: Any) -> None:
@@ -105,9 +166,10 @@ def test_static_server_says_so(http: Any) -> None:
 
 
 def test_changing_asks_for_the_admin_key_and_reading_does_not() -> None:
-    assert routes.set_level._auth_level is AuthLevel.ADMIN_OPTIONAL
-    assert routes.verify._auth_level is AuthLevel.ADMIN_OPTIONAL
-    assert not hasattr(routes.get_status, "_auth_level")
+    for change in (routes.set_level, routes.set_policy, routes.set_limits, routes.verify):
+        assert change._auth_level is AuthLevel.ADMIN_OPTIONAL
+    for reading in (routes.get_status, routes.get_events):
+        assert not hasattr(reading, "_auth_level")
     assert not app_has_admin_force_endpoints(routes.router)
 
 
