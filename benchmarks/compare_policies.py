@@ -1,7 +1,7 @@
 """Simulate every policy on real traces: the tables of docs/policies.md, and quiet hours.
 
-    python -m benchmarks.compare_policies tables FOLDER            # print Markdown
-    python -m benchmarks.compare_policies quiet FOLDER [--record]  # false entries
+    python -m benchmarks.compare_policies tables FOLDER [--record]  # Markdown
+    python -m benchmarks.compare_policies quiet FOLDER [--record]   # false entries
 
 FOLDER holds the traces `azure_conv_2023.csv`, `azure_code_2023.csv` and `burstgpt_segment_72s.csv`.
 """
@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks.acceptance import ACCEPTANCE, Row, upsert
+from benchmarks.readme_table import write_section
 from sglang_morph.bench.traces import TraceRequest, read_trace
 from sglang_morph.bench.window import Window, cut, scale
 from sglang_morph.demo.provenance import provenance
@@ -25,6 +26,9 @@ from sglang_morph.policy_cli.spec import parse_spec
 from sglang_morph.policy_cli.tables import Slo, markdown_table
 from sglang_morph.policy_cli.trial import Workload, load_requests, run_trials
 
+POLICIES_PAGE = Path(__file__).parents[1] / "docs" / "policies.md"
+BEGIN = "<!-- tables: written by python -m benchmarks.compare_policies tables FOLDER --record -->"
+END = "<!-- end of tables -->"
 PROFILE = "h200-llama-8b"
 POLICIES = (
     "full",
@@ -59,17 +63,18 @@ CASES = (
 """At rates near what level 0 can serve; BurstGPT's requests are short for this server."""
 
 
-def tables(folder: Path) -> int:
+def tables(folder: Path) -> tuple[str, int]:
+    """The tables, and the most transitions of any policy within a minute."""
     profile, specs = load_profile(PROFILE), [parse_spec(text) for text in POLICIES]
-    worst = 0
+    parts, worst = [], 0
     for case in CASES:
         requests, note = load_requests(
             Workload(folder / case.file, rate=case.rate, token_factor=case.token_factor)
         )
         summaries = [trial.summary for trial in run_trials(profile, specs, requests, SLO)]
         worst = max(worst, *(summary.max_transitions_per_minute for summary in summaries))
-        print(f"\n**{case.title}**, {note}:\n\n{markdown_table(summaries)}")
-    return worst
+        parts.append(f"**{case.title}**, {note}:\n\n{markdown_table(summaries)}")
+    return "\n\n".join(parts), worst
 
 
 def quiet(folder: Path, minutes: float) -> tuple[int, float]:
@@ -103,11 +108,15 @@ def main() -> int:
     parser.add_argument("what", choices=("tables", "quiet"))
     parser.add_argument("folder", type=Path)
     parser.add_argument("--minutes", type=float, default=100_000.0)
-    parser.add_argument("--record", action="store_true", help="write numbers to acceptance.json")
+    parser.add_argument("--record", action="store_true", help="write acceptance.json, and the docs")
     arguments = parser.parse_args()
     command = shlex.join(["python", "-m", "benchmarks.compare_policies", *sys.argv[1:]])
     if arguments.what == "tables":
-        row = _transitions_row(tables(arguments.folder), command)
+        text, worst = tables(arguments.folder)
+        print(text)
+        if arguments.record:
+            write_section(POLICIES_PAGE, text, BEGIN, END)
+        row = _transitions_row(worst, command)
     else:
         began = time.perf_counter()
         entries, minutes = quiet(arguments.folder, arguments.minutes)
@@ -121,7 +130,7 @@ def main() -> int:
 
 def _transitions_row(worst: int, command: str) -> Row:
     return Row(
-        name="controller/max_transitions_per_minute",
+        name="controller.max_transitions_per_minute",
         value=worst,
         unit="transitions",
         bar="<= 12",
@@ -132,7 +141,7 @@ def _transitions_row(worst: int, command: str) -> Row:
 
 def _entries_row(entries: int, minutes: float, command: str) -> Row:
     return Row(
-        name="controller/false_entries_per_100k_quiet_minutes",
+        name="controller.false_entries_per_100k_quiet_minutes",
         value=round(entries * 100_000 / minutes, 2),
         unit="entries",
         bar="= 0",

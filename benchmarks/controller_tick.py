@@ -1,4 +1,4 @@
-"""Time of one controller tick, monitor and policy, beside a busy scheduler.
+"""Time of one controller tick, from the signals to the decision, beside a busy scheduler.
 
     python -m benchmarks.controller_tick [--record]
 
@@ -18,8 +18,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from benchmarks.acceptance import ACCEPTANCE, Row, upsert
+from sglang_morph.controller.eviction_cost import EvictionCost, EvictionParameters
+from sglang_morph.controller.limits import LimitGuard, Limits
 from sglang_morph.controller.monitor import Monitor
-from sglang_morph.controller.policy import Policy
+from sglang_morph.controller.policy import Decision, Policy
 from sglang_morph.controller.policy_options import PolicyOptions
 from sglang_morph.controller.queue_tokens import waiting_tokens
 from sglang_morph.controller.registry import create_policy
@@ -28,6 +30,8 @@ from sglang_morph.demo.provenance import provenance
 
 BAR_US = 50.0
 RUNNING, WAITING = 1_000, 10_000
+TOP_LEVEL = 7
+LEVEL_PAGES = tuple(1_000_000 + 20_000 * level for level in range(TOP_LEVEL + 1))
 ARMS = (
     PolicyOptions(),
     PolicyOptions(mode="performance"),
@@ -61,19 +65,28 @@ class Scheduler:
             monitor.request_finished(0.05 * (1 + index % 40), 0.01 * (1 + index % 7))
 
 
-def tick(scheduler: Scheduler, monitor: Monitor, policy: Policy, now: float, used: int) -> None:
-    """What `Controller.tick` does before it acts."""
+def tick(
+    scheduler: Scheduler,
+    monitor: Monitor,
+    policy: Policy,
+    eviction: EvictionCost,
+    limits: LimitGuard,
+    now: float,
+    used: int,
+) -> None:
+    """What `Controller.tick` does before it acts, with a cache whose pages are about to go."""
     signals = Signals(
         now=now,
         base_pages=1_000_000,
         capacity_pages=1_000_000,
-        free_pages=1_000_000 - used,
-        evictable_pages=0,
+        free_pages=0,
+        evictable_pages=1_000_000 - used,
         running=len(scheduler.running),
         waiting=len(scheduler.waiting),
         oldest_wait_s=now - scheduler.waiting[0].entered_s,
         admission_blocked=True,
         level=0,
+        level_pages=LEVEL_PAGES,
         waiting_tokens=waiting_tokens(scheduler.waiting, lambda r: len(r.origin_input_ids)),
         arrived_tokens_total=scheduler.arrived_tokens,
         served_tokens_total=scheduler.served_tokens,
@@ -81,22 +94,29 @@ def tick(scheduler: Scheduler, monitor: Monitor, policy: Policy, now: float, use
         tpot_s=monitor.tpot_s,
     )
     monitor.observe(signals)
-    policy.observe(signals)
+    decision = policy.observe(signals)
+    verdict = eviction.weigh(signals, policy.max_level)
+    if decision is None and verdict is not None and verdict.morph:
+        decision = Decision(verdict.level, verdict.reason)
+    limits.bound(decision, signals.level, now)
 
 
 def measure(options: PolicyOptions, ticks: int) -> list[float]:
     """Microseconds of each tick, of the thread's CPU time: other processes do not count."""
     requests = [Request(range(100 + i % 900), 0.0) for i in range(RUNNING + WAITING)]
     scheduler = Scheduler(requests[:RUNNING], requests[RUNNING:])
-    monitor, policy = Monitor(), create_policy(options, top_level=7)
+    monitor, policy = Monitor(), create_policy(options, top_level=TOP_LEVEL)
+    eviction, limits = EvictionCost(EvictionParameters(), 8192), LimitGuard(TOP_LEVEL)
+    limits.limits = Limits(highest_level=5, max_transitions_per_minute=6)
     times = []
     gc.collect()
     for index in range(ticks):
         scheduler.advance(index, monitor)
+        eviction.reuse.finished(900, 100)
         used = 840_000 + index % 20_000  # about the default threshold
         now = index * STEP_S
         began = time.thread_time_ns()
-        tick(scheduler, monitor, policy, now, used)
+        tick(scheduler, monitor, policy, eviction, limits, now, used)
         times.append((time.thread_time_ns() - began) / 1e3)
     return times
 
@@ -126,7 +146,7 @@ def main() -> int:
     if arguments.record:
         command = shlex.join(["python", "-m", "benchmarks.controller_tick", *sys.argv[1:]])
         row = Row(
-            name="controller/tick_us",
+            name="controller.tick_us",
             value=round(slowest, 1),
             unit="us",
             bar=f"< {BAR_US:g}",

@@ -1,8 +1,8 @@
-"""Write the measured results into README.md, from `benchmarks/results/acceptance.json`.
+"""Write the measured results into README.md and docs, from `benchmarks/results/acceptance.json`.
 
 python -m benchmarks.readme_table
 
-What stands between the two markers is replaced; everything else stays.
+What stands between the two markers of a file is replaced; everything else stays.
 """
 
 from __future__ import annotations
@@ -14,10 +14,20 @@ from pathlib import Path
 from benchmarks.acceptance import ACCEPTANCE, Row, load
 
 README = Path(__file__).parents[1] / "README.md"
+BENCHMARKS = README.parent / "docs" / "benchmarks.md"
 BEGIN = "<!-- results: written by python -m benchmarks.readme_table -->"
 END = "<!-- end of results -->"
 
 _DEMO = "demo/"
+_AB = "ab."
+_AB_COLUMNS = (
+    ("TTFT P95 (s)", "p95_ttft_s"),
+    ("SLO attainment", "slo_attainment"),
+    ("requests/s within the SLO", "goodput"),
+    ("output tokens/s", "throughput"),
+    ("tokens at full precision", "full_precision_token_share"),
+    ("capacity (requests/s)", "capacity_rps"),
+)
 _ARMS = ("static", "layer_swap")
 _DEMO_ROWS = (
     ("requests completed", ("completed",)),
@@ -34,10 +44,13 @@ _DEMO_ROWS = (
 
 
 def results_section(rows: Sequence[Row]) -> str:
-    """Markdown: the demo's comparison, then every other number, also where it misses its bar."""
+    """Markdown: the demo's comparison, those on traces, then every other number, also where it
+    misses its bar.
+    """
     demo = {row.name.removeprefix(_DEMO): row for row in rows if row.name.startswith(_DEMO)}
-    others = [row for row in rows if not row.name.startswith(_DEMO)]
+    others = [row for row in rows if not row.name.startswith((_DEMO, _AB))]
     parts = [_demo_table(demo)] if demo else []
+    parts += [table] if (table := ab_table(rows)) else []
     parts += [_plain_table(others)] if others else []
     return "\n\n".join(parts)
 
@@ -49,6 +62,24 @@ def _demo_table(demo: dict[str, Row]) -> str:
         if any(cells):
             lines.append(_line(label, *cells))
     return "\n".join([*lines, "", _origin(next(iter(demo.values())))])
+
+
+def ab_table(rows: Sequence[Row]) -> str:
+    """The comparisons on traces, rows named `ab.TRACE.ARM.what`; a line for each trace and arm."""
+    found: dict[tuple[str, str], dict[str, Row]] = {}
+    for row in rows:
+        if row.name.startswith(_AB):
+            trace, arm, what = row.name.removeprefix(_AB).split(".", 2)
+            found.setdefault((trace, arm), {})[what] = row
+    if not found:
+        return ""
+    header = ["trace", "arm", *(label for label, _ in _AB_COLUMNS)]
+    lines = [_line(*header), _line("---", "---", *("---:" for _ in _AB_COLUMNS))]
+    for (trace, arm), numbers in found.items():
+        cells = (_text(numbers[key].value) if key in numbers else "" for _, key in _AB_COLUMNS)
+        lines.append(_line(trace, arm, *cells))
+    origins = {_origin(row) for numbers in found.values() for row in numbers.values()}
+    return "\n".join([*lines, "", *sorted(origins)])
 
 
 def _cell(demo: dict[str, Row], names: Sequence[str]) -> str:
@@ -88,14 +119,13 @@ def _origin(row: Row) -> str:
     )
 
 
-def write_section(readme: Path, section: str) -> None:
+def write_section(file: Path, section: str, begin: str = BEGIN, end: str = END) -> None:
     """Replace what stands between the markers. Raises ValueError where one is missing."""
-    text = readme.read_text(encoding="utf-8")
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end):
-        raise ValueError(f"{readme} lacks the markers {BEGIN!r} and {END!r}")
-    readme.write_text(f"{before}{BEGIN}\n\n{section}\n\n{END}{after}", encoding="utf-8")
+    before, found_begin, rest = file.read_text(encoding="utf-8").partition(begin)
+    _, found_end, after = rest.partition(end)
+    if not (found_begin and found_end):
+        raise ValueError(f"{file} lacks the markers {begin!r} and {end!r}")
+    file.write_text(f"{before}{begin}\n\n{section}\n\n{end}{after}", encoding="utf-8")
 
 
 def main() -> None:
@@ -103,6 +133,7 @@ def main() -> None:
     if not rows:
         sys.exit(f"{ACCEPTANCE} has no rows yet: run `make record` first")
     write_section(README, results_section(rows))
+    write_section(BENCHMARKS, ab_table(rows))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
-"""Simulate a run of the demo that really happened, and compare times to first token.
+"""Simulate runs that really happened, and compare times to first token.
 
-    python -m benchmarks.simulation_error demo/results.json [--record]
+    python -m benchmarks.simulation_error benchmarks/results/demo.json [--record]
+    python -m benchmarks.simulation_error benchmarks/results/ab_cpu
 
-The run's own arrivals and token counts go into the simulation, with a profile of the same server.
+The first is a run of the demo, the second what `benchmarks.record_ab` kept of a comparison. Each
+run's own arrivals and token counts go into the simulation, with a profile of the same server.
 """
 
 from __future__ import annotations
@@ -10,82 +12,161 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from dataclasses import asdict
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import orjson
+import pyarrow.parquet as pq
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.acceptance import ACCEPTANCE, Row, upsert
+from benchmarks.record_ab import REQUESTS, ROWS
+from sglang_morph.bench.arm_run import CONTROL
 from sglang_morph.bench.traces import TraceRequest
+from sglang_morph.controller.manual import ManualPolicy
+from sglang_morph.controller.policy import Policy
 from sglang_morph.demo.provenance import provenance
 from sglang_morph.policy_cli.profile import ServerProfile, load_profile
 from sglang_morph.policy_cli.simulation import Outcome, Simulation
 from sglang_morph.policy_cli.spec import parse_spec
 
 BAR_PCT = 25.0
-POLICIES = {"static": "full", "layer_swap": "threshold"}
-"""What each arm of the demo runs."""
 
 
-def requests_of(arm: dict[str, Any]) -> list[TraceRequest]:
-    """The arm's requests as a trace. Raises ValueError if one of them failed."""
-    rows = sorted(arm["requests"], key=lambda row: row["sent_s"])
-    if not all(row["ok"] for row in rows):
-        raise ValueError("a request of this run failed; take a run in which all were answered")
-    return [TraceRequest(r["sent_s"], r["prompt_tokens"], r["output_tokens"]) for r in rows]
+def _resting(level: int) -> Callable[[ServerProfile], tuple[Policy, int]]:
+    def create(profile: ServerProfile) -> tuple[Policy, int]:
+        policy = ManualPolicy(parse_spec("manual").options, profile.top_level)
+        policy.set_level(level)
+        return policy, level
+
+    return create
 
 
-def simulate(profile: ServerProfile, policy: str, requests: list[TraceRequest]) -> Outcome:
-    spec = parse_spec(policy)
-    return Simulation(profile, spec.create(profile.top_level), requests).run()
+def _threshold(profile: ServerProfile) -> tuple[Policy, int]:
+    return parse_spec("threshold").create(profile.top_level), 0
 
 
-def compare(results: dict[str, Any], profile: ServerProfile) -> tuple[Table, float]:
-    """The table, and the larger error of P95 TTFT in percent of the measured one."""
-    table = Table(title="Simulated against measured")
-    for column in ("arm", "TTFT P50, s", "TTFT P95, s", "error of P95", "retracted", "moves"):
+POLICIES = {"static": _resting(0), "layer_swap": _threshold, "int8": _resting(3)}
+"""The arms of the demo and of `benchmarks/plans/cpu_smollm2.toml`: policy, and level at first."""
+
+
+@dataclass(frozen=True, slots=True)
+class RealRun:
+    """A run that happened. Seconds."""
+
+    name: str
+    arm: str
+    requests: list[TraceRequest]
+    ttft_s: list[float]
+    retractions: int
+    transitions: int
+
+
+def demo_runs(file: Path) -> Iterator[RealRun]:
+    """Raises ValueError if a request failed."""
+    for arm in orjson.loads(file.read_bytes())["arms"]:
+        summary = arm["summary"]
+        rows = sorted(arm["requests"], key=lambda row: row["sent_s"])
+        if not all(row["ok"] for row in rows):
+            raise ValueError("a request of this run failed; take a run in which all were answered")
+        yield RealRun(
+            name="demo",
+            arm=summary["backend"],
+            requests=[
+                TraceRequest(r["sent_s"], r["prompt_tokens"], r["output_tokens"]) for r in rows
+            ],
+            ttft_s=[row["ttft_s"] for row in rows],
+            retractions=summary["retractions"],
+            transitions=summary["transitions"],
+        )
+
+
+def ab_runs(folder: Path) -> Iterator[RealRun]:
+    """The workloads of every run but the low-load control. Raises ValueError as `demo_runs`."""
+    requests = pq.read_table(folder / REQUESTS).to_pylist()
+    for line in (folder / ROWS).read_bytes().splitlines():
+        row = orjson.loads(line)
+        key = row["arm"], row["block"], row["dataset_name"]
+        if row["dataset_name"] == CONTROL:
+            continue
+        mine = [r for r in requests if (r["arm"], r["block"], r["workload"]) == key]
+        if row["failed"]:
+            raise ValueError(f"a request of {key} failed; take a run in which all were answered")
+        yield RealRun(
+            name=row["dataset_name"],
+            arm=row["arm"],
+            requests=[
+                TraceRequest(r["at_s"], r["prompt_tokens"], r["output_tokens"]) for r in mine
+            ],
+            ttft_s=[r["arrivals_s"][0] - r["at_s"] for r in mine],
+            retractions=row["retracted_by_server"],
+            transitions=row["transitions"],
+        )
+
+
+def simulate(profile: ServerProfile, arm: str, requests: list[TraceRequest]) -> Outcome:
+    policy, level = POLICIES[arm](profile)
+    return Simulation(profile, policy, requests, level=level).run()
+
+
+def compare(runs: Iterator[RealRun], profile: ServerProfile) -> tuple[Table, float]:
+    """The table, and the largest error of P95 TTFT in percent of the measured one."""
+    table = Table(title="Simulated / measured")
+    for column in (
+        "run",
+        "arm",
+        "TTFT P50, s",
+        "TTFT P95, s",
+        "error of P95",
+        "retracted",
+        "moves",
+    ):
         table.add_column(column, justify="right")
     errors = []
-    for arm in results["arms"]:
-        summary = arm["summary"]
-        requests = requests_of(arm)
-        outcome = simulate(profile, POLICIES[summary["backend"]], requests)
-        predicted = [served.ttft_s for served in outcome.served]
-        p50, p95 = (float(np.percentile(predicted, q)) for q in (50, 95))
-        errors.append(100 * abs(p95 - summary["ttft_p95"]) / summary["ttft_p95"])
+    for run in runs:
+        outcome = simulate(profile, run.arm, run.requests)
+        predicted = _percentiles([served.ttft_s for served in outcome.served])
+        measured = _percentiles(run.ttft_s)
+        errors.append(100 * (predicted[1] / measured[1] - 1))
         table.add_row(
-            summary["backend"],
-            f"{p50:.2f} / {summary['ttft_p50']:.2f}",
-            f"{p95:.2f} / {summary['ttft_p95']:.2f}",
-            f"{errors[-1]:.0f}%",
-            f"{outcome.retractions} / {summary['retractions']}",
-            f"{len(outcome.transitions)} / {summary['transitions']}",
+            run.name,
+            run.arm,
+            f"{predicted[0]:.2f} / {measured[0]:.2f}",
+            f"{predicted[1]:.2f} / {measured[1]:.2f}",
+            f"{errors[-1]:+.0f}%",
+            f"{outcome.retractions} / {run.retractions}",
+            f"{len(outcome.transitions)} / {run.transitions}",
         )
-    return table, max(errors)
+    return table, max(map(abs, errors))
+
+
+def _percentiles(seconds: list[float]) -> tuple[float, float]:
+    p50, p95 = np.percentile(seconds, (50, 95))
+    return float(p50), float(p95)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("results", type=Path, help="results.json of the demo")
+    parser.add_argument("results", type=Path, help="demo.json, or a folder of record_ab")
     parser.add_argument("--profile", default="smollm2-cpu")
     parser.add_argument("--record", action="store_true", help="write the number to acceptance.json")
     arguments = parser.parse_args()
-    results = orjson.loads(arguments.results.read_bytes())
-    table, error = compare(results, load_profile(arguments.profile))
+    results = arguments.results
+    runs = ab_runs(results) if results.is_dir() else demo_runs(results)
+    table, error = compare(runs, load_profile(arguments.profile))
     Console().print(table)
+    command = shlex.join(["python", "-m", "benchmarks.simulation_error", *sys.argv[1:]])
     row = Row(
-        name="controller/simulation_error_pct",
+        name="controller.simulation_error_pct",
         value=round(error, 1),
         unit="%",
         bar=f"<= {BAR_PCT:g}",
         holds=error <= BAR_PCT,
-        **asdict(
-            provenance(shlex.join(["python", "-m", "benchmarks.simulation_error", *sys.argv[1:]]))
-        ),
+        raw=str(results),
+        **asdict(provenance(command)),
     )
     if arguments.record:
         upsert([row], ACCEPTANCE)

@@ -23,6 +23,8 @@ from sglang_morph.bench.server_control import (
     memory_of,
     morph_status,
     server_info,
+    set_level,
+    wait_for_level,
     weights_digest,
 )
 from sglang_morph.bench.statistics import Slo
@@ -60,6 +62,12 @@ class ArmServer:
     def event_log(self) -> Path | None:
         return (self.folder / EVENTS).absolute() if self.arm.morphs else None
 
+    def pin(self, measured: MeasuredServer) -> None:
+        """Bring the server to the level of its own that the arm may have."""
+        if self.arm.level:
+            set_level(measured.url, self.arm.level)
+            measured.settle()
+
     def command(self) -> list[str]:
         """The arm's command, and what the benchmark needs: metrics, event log, smaller card."""
         command = self.arm.words()
@@ -84,6 +92,7 @@ class ArmServer:
                     self.event_log,
                     self.plan.settle_timeout_s,
                     self.plan.drain_timeout_s,
+                    self.arm.level,
                 ),
             )
 
@@ -149,6 +158,9 @@ def _measure_all(
     verify = server.event_log is not None and server.plan.verify_weights
     report.memory = _memory(measured)
     before = weights_digest(measured.url) if verify else None
+    server.pin(measured)
+    if morph := report.memory.get("morph"):
+        morph["resting_tokens"] = morph_status(measured.url)["capacity_tokens"]
     measured.send(server.warmup)
     for workload in workloads:
         measured.settle()
@@ -158,6 +170,9 @@ def _measure_all(
         process.check_alive()
     measured.settle()
     if before is not None:
+        if server.arm.level:
+            set_level(measured.url, 0)
+            wait_for_level(measured.url, 0, server.plan.settle_timeout_s)
         report.weights_identical = before == weights_digest(measured.url)
 
 

@@ -33,7 +33,7 @@ def replay(
     url: Annotated[str, typer.Option(help="Of the running server.")] = "http://127.0.0.1:30000",
     output: Annotated[Path, typer.Option(help="Folder for rows and requests.")] = Path("replay"),
     name: Annotated[str, typer.Option(help="Names the files of this replay.")] = "replay",
-    route: Annotated[str, typer.Option(help="sglang (/generate) or sglang-oai.")] = "sglang",
+    route: Annotated[str, typer.Option(help="sglang, sglang-oai or sglang-oai-chat.")] = "sglang",
     served_model: Annotated[str, typer.Option(help="Model that OpenAI requests name.")] = "default",
     start: Annotated[float, typer.Option(min=0, help="Window's start, s into the trace.")] = 0.0,
     duration: Annotated[float | None, typer.Option(help="Window's length in s.")] = None,
@@ -132,6 +132,9 @@ def ab(
     stop_after: Annotated[
         float | None, typer.Option(help="Begin no run that would end later than this many s.")
     ] = None,
+    gpu_memory_gib: Annotated[
+        float | None, typer.Option(help="Emulate a GPU of so many GiB, whatever the plan says.")
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the schedule only.")] = False,
 ) -> None:
     """Compare arms: a fresh server a run, the same prompts, in counterbalanced order.
@@ -144,7 +147,7 @@ def ab(
     signal.signal(signal.SIGTERM, _leave)
     origin = provenance(shlex.join(["sglang-morph", *sys.argv[1:]]))
     with _one_line_errors():
-        prepared = _prepare(plan, time_budget)
+        prepared = _prepare(plan, time_budget, gpu_memory_gib)
         if dry_run:
             _print_schedule(prepared)
             return
@@ -163,6 +166,9 @@ def ab(
 def sweep(
     plan: Annotated[Path, typer.Option(help="TOML file with a [sweep] table.")],
     output: Annotated[Path, typer.Option(help="Folder of the comparison; resumed by arm.")],
+    gpu_memory_gib: Annotated[
+        float | None, typer.Option(help="Emulate a GPU of so many GiB, whatever the plan says.")
+    ] = None,
 ) -> None:
     """Search the highest rate that each arm sustains within the SLO."""
     from sglang_morph.bench.progress import RunLine
@@ -172,8 +178,9 @@ def sweep(
     from sglang_morph.bench.tables import markdown
 
     signal.signal(signal.SIGTERM, _leave)
+    origin = provenance(shlex.join(["sglang-morph", *sys.argv[1:]]))
     with _one_line_errors():
-        sweep_arms(_prepare(plan, None), output, RunLine)
+        sweep_arms(_prepare(plan, None, gpu_memory_gib), output, origin, RunLine)
     typer.echo(markdown(capacity_table(read_capacities(output))))
 
 
@@ -187,11 +194,16 @@ def report(folder: Annotated[Path, typer.Argument(help="Output of `bench ab`.")]
     typer.echo(f"wrote {page} and {text}")
 
 
-def _prepare(plan: Path, time_budget: float | None) -> Prepared:
+def _prepare(file: Path, time_budget: float | None, gpu_memory_gib: float | None) -> Prepared:
+    import msgspec
+
     from sglang_morph.bench.comparison_run import prepare
     from sglang_morph.bench.plan import read_plan
 
-    return prepare(read_plan(plan), time_budget)
+    plan = read_plan(file)
+    if gpu_memory_gib is not None:
+        plan = msgspec.structs.replace(plan, gpu_memory_gib=gpu_memory_gib)
+    return prepare(plan, time_budget)
 
 
 class _one_line_errors:  # noqa: N801 - used as a statement

@@ -45,7 +45,8 @@ def ttft_cdf(records: Mapping[str, Sequence[Record]], slo: Slo) -> Figure:
         shares = np.arange(1, len(times) + 1) / max(1, len(outcomes))
         axes.step(times, shares, where="post", color=color, linestyle=dash, lw=2, label=arm)
     axes.axvline(slo.ttft_s, color="#777777", lw=1)
-    axes.text(slo.ttft_s, 0.02, f" SLO {slo.ttft_s:g} s", color="#555555")
+    label = f" SLO {slo.ttft_s:g} s "
+    axes.text(slo.ttft_s, 0.02, label, color="#555555", rotation=90, ha="right", va="bottom")
     axes.set(xscale="log", ylim=(0, 1.02), xlabel="time to first token (s)")
     axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axes.xaxis.set_major_formatter("{x:g}")
@@ -78,7 +79,7 @@ def goodput_against_rate(points: Mapping[str, Sequence[Point]]) -> Figure:
 
 def timeline(runs: Sequence[tuple[ArmRun, Record]], slo: Slo) -> Figure:
     """A column per run: memory by owner, level, queue with arrivals, misses; one axis of time."""
-    figure = Figure(figsize=(max(6.0, 4.2 * len(runs) + 2.4), 9), layout="constrained")
+    figure = Figure(figsize=(max(6.0, 3.1 * len(runs) + 2.4), 8.5), layout="constrained")
     axes = figure.subplots(
         4, len(runs), sharex=True, sharey="row", height_ratios=(4, 1.1, 2, 1.5), squeeze=False
     )
@@ -89,6 +90,7 @@ def timeline(runs: Sequence[tuple[ArmRun, Record]], slo: Slo) -> Figure:
         _level(column[1], record)
         _queue(column[2], record)
         _misses(column[3], record, slo)
+        _mark_changes(column, record)
         column[3].set_xlabel("seconds since the start")
     labels = (f"memory ({name})", "level", "requests", "misses a second")
     for row, label, below in zip(axes, labels, (0.0, 0.15, 0.12, 0.0), strict=True):
@@ -149,6 +151,15 @@ def _level(axes: Axes, record: Record) -> None:
         axes.step(times, levels, where="post", color="#000000", label="precision level (0: full)")
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(axis="y", alpha=0.3)
+
+
+def _mark_changes(column: Sequence[Axes], record: Record) -> None:
+    """A line at every level change, through all that happened at that moment."""
+    for change in record.observed.transitions:
+        for axes in column:
+            axes.axvline(
+                change["time"] - record.observed.started, color="#000000", lw=0.8, ls=(0, (1, 3))
+            )
 
 
 def _queue(axes: Axes, record: Record) -> None:

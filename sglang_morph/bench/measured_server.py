@@ -9,12 +9,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 from sglang_morph.bench.exposure import full_precision_share, level_changes, tokens_by_level
 from sglang_morph.bench.prompts import count_tokens
 from sglang_morph.bench.record import Observed, Record, kv_pressure
 from sglang_morph.bench.replay import Finished, Replay, replay, run_loop
 from sglang_morph.bench.routes import Route
-from sglang_morph.bench.server_control import memory_of, server_info, settle
+from sglang_morph.bench.server_control import (
+    NotSettled,
+    flush,
+    memory_of,
+    server_info,
+    wait_for_level,
+)
 from sglang_morph.bench.statistics import Slo, replay_row
 from sglang_morph.bench.workload import Workload
 from sglang_morph.demo.model_shape import ModelShape
@@ -38,10 +46,14 @@ class MeasuredServer:
     event_log: Path | None
     settle_timeout_s: float
     drain_timeout_s: float
+    level: int = 0
+    """Precision level at which it rests."""
 
     def settle(self) -> None:
-        """Bring it to rest: idle, at level 0, with nothing cached. Raises `NotSettled`."""
-        settle(self.url, self.event_log is not None, self.settle_timeout_s)
+        """Bring it to rest: idle, at its level, with nothing cached. Raises `NotSettled`."""
+        if self.event_log is not None:
+            wait_for_level(self.url, self.level, self.settle_timeout_s)
+        flush(self.url, self.settle_timeout_s)
 
     def send(self, workload: Workload) -> Replay:
         """Replay without watching: for warm-up."""
@@ -67,7 +79,7 @@ class MeasuredServer:
             "transitions": len(observed.transitions),
             "tokens_by_level": {str(k): v for k, v in observed.tokens_by_level.items()},
             "full_precision_token_share": full_precision_share(observed.tokens_by_level),
-            "kv": kv_pressure(observed.samples),
+            "kv": kv_pressure(observed.samples, replayed.started + replayed.duration_s),
         }
         return Record(row, replayed.outcomes, observed)
 
@@ -78,10 +90,20 @@ class MeasuredServer:
         sampling = asyncio.create_task(sampler.run())
         try:
             replayed = await replay(self.url, self.route, workload, self.drain_timeout_s, finished)
-            await asyncio.sleep(_REST_S)
+            await self._until_rest()
         finally:
             sampling.cancel()
         return replayed, sampler
+
+    async def _until_rest(self) -> None:
+        """So that what is observed ends with the server at rest, if it gets there in time."""
+        await asyncio.sleep(_REST_S)
+        if self.event_log is not None:
+            waiting = asyncio.to_thread(wait_for_level, self.url, self.level, self.settle_timeout_s)
+            try:
+                await waiting
+            except (NotSettled, httpx.HTTPError):
+                pass  # Whoever goes on with this server will find out by `settle`.
 
     def _observed(
         self, replayed: Replay, sampler: MetricsSampler, info: Mapping[str, Any] | None

@@ -21,31 +21,31 @@ _KEPT = (
 )
 
 
-def measures(found: Comparison, capacities: list[Capacity]) -> list[Measure]:
+def measures(found: Comparison) -> list[Measure]:
     """Medians over runs, as `ab.WORKLOAD.ARM.what`; none has a bar."""
-    kept = [
+    return [
         Measure(f"ab.{workload}.{arm}.{key}", round(item.median, 4), unit)
         for workload in found.workloads
         for arm in found.arms
         for key, unit in _KEPT
         if (item := estimate_of(found, arm, workload, key)) is not None
     ]
+
+
+def capacity_measure(found: Comparison, capacity: Capacity) -> Measure | None:
+    """None where even the lowest rate tried was too much."""
     sweep = found.plan.sweep
-    return kept + [
-        Measure(
-            f"ab.{sweep.workload}.{capacity.arm}.capacity_rps",
-            round(capacity.sustained, 3),
-            "requests/s",
-        )
-        for capacity in capacities
-        if sweep is not None and capacity.sustained is not None
-    ]
+    if sweep is None or capacity.sustained is None:
+        return None
+    name = f"ab.{sweep.workload}.{capacity.arm}.capacity_rps"
+    return Measure(name, round(capacity.sustained, 3), "requests/s")
 
 
 def write_measures(path: Path, found: Comparison, capacities: list[Capacity]) -> None:
     """As JSON, with where they come from."""
+    sustained = [capacity_measure(found, capacity) for capacity in capacities]
     content = {
         **found.runs[0].report["origin"],
-        "measures": [asdict(measure) for measure in measures(found, capacities)],
+        "measures": [asdict(m) for m in [*measures(found), *sustained] if m is not None],
     }
     path.write_bytes(orjson.dumps(content, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))

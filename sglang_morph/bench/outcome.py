@@ -40,6 +40,12 @@ class Outcome:
     queue_s: float | None = None
     """Time in the server's queue, where the server tells."""
     retractions: int = 0
+    generated_by_level: list[int] | None = None
+    """Output tokens by the precision level they were computed at, where the server tells."""
+    prefilled_by_level: list[int] | None = None
+    """Prompt tokens computed, likewise; those of a retracted request are computed again."""
+    reused_lowered: int | None = None
+    """Prompt tokens taken from the cache that were computed below full precision."""
     text: str = ""
     error: str | None = None
 
@@ -110,6 +116,9 @@ _SCHEMA = pa.schema(
         ("cached_tokens", pa.int32()),
         ("queue_s", pa.float64()),
         ("retractions", pa.int32()),
+        ("generated_by_level", pa.list_(pa.int32())),
+        ("prefilled_by_level", pa.list_(pa.int32())),
+        ("reused_lowered", pa.int32()),
         ("text", pa.string()),
         ("error", pa.string()),
     ]

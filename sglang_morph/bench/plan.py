@@ -30,6 +30,17 @@ class Arm(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     env: dict[str, str] = {}
     quality: dict[str, float] = {}
     """Score of the answers by precision level (a static arm has only "0"), measured elsewhere."""
+    level: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """Precision level at which its server rests. Above 0 the benchmark sets it once, before the
+    warm-up, so that the arm is a static one of lower precision.
+    """
+
+    def __post_init__(self) -> None:
+        if self.level and self._flag("--morph-policy") != "manual":
+            raise ValueError(
+                f"arm {self.name!r} has a level of its own, so its command needs a memory backend "
+                "and --morph-policy manual"
+            )
 
     def words(self) -> list[str]:
         words = shlex.split(self.command)

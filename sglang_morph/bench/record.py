@@ -61,11 +61,13 @@ def read_record(folder: Path, name: str) -> Record:
     )
 
 
-def kv_pressure(samples: Sequence[Sample]) -> dict[str, float | None]:
+def kv_pressure(observed: Sequence[Sample], until: float) -> dict[str, float | None]:
     """Whether KV pages were what was short: peak use, and the share of samples near it or queueing.
 
-    Use is that of requests alone; cached prefixes can be evicted.
+    Use is that of requests alone; cached prefixes can be evicted. Samples after `until` (UNIX
+    seconds), when the last answer had come, don't count.
     """
+    samples = [sample for sample in observed if sample.time <= until]
     if not samples:
         return {"peak_use": None, "share_above_90": None, "share_waiting": None}
     uses = [sample.used / sample.capacity for sample in samples if sample.capacity]

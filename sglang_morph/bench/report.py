@@ -11,6 +11,9 @@ from sglang_morph.bench.measures import write_measures
 from sglang_morph.bench.results import Comparison, load_comparison, values
 from sglang_morph.bench.sweep import Capacity, read_capacities
 
+_EQUAL = 1.02
+"""Largest ratio of two arms' memory that counts as equal: pages and padding differ a little."""
+_WARNING = "WARNING:"
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; color: #1a1a1a; max-width: 78rem; margin: 2rem auto;
   padding: 0 1rem; }
@@ -66,11 +69,25 @@ def notes(found: Comparison) -> list[str]:
         if card
         else "No smaller card is emulated: each arm has the memory its command gives it (below)."
     )
+    if (uneven := _uneven_memory(found)) is not None:
+        lines.append(uneven)
     if made_up := [arm.name for arm in plan.arms if not arm.real_weights]:
         lines.append(f"Made-up weights, so no quality is shown: {', '.join(made_up)}.")
     if any(float(v or 0) > 0.005 for v in _lateness(found)):
-        lines.append("WARNING: the replayer was more than 5 ms late (P99) in some runs.")
+        lines.append(f"{_WARNING} the replayer was more than 5 ms late (P99) in some runs.")
     return lines
+
+
+def _uneven_memory(found: Comparison) -> str | None:
+    """A warning if the arms don't have the same memory for weights and KV cache together."""
+    sizes: dict[str, float] = {}
+    for run in found.runs:
+        if (size := run.total_bytes) is not None:
+            sizes[run.arm] = size / 2**30
+    if not sizes or max(sizes.values()) <= _EQUAL * min(sizes.values()):
+        return None
+    told = ", ".join(f"{arm} {size:.2f} GiB" for arm, size in sizes.items())
+    return f"{_WARNING} the arms differ in memory for weights and KV cache together: {told}."
 
 
 def _lateness(found: Comparison) -> list[float | None]:
@@ -83,7 +100,7 @@ def _lateness(found: Comparison) -> list[float | None]:
 
 def _page(found: Comparison, capacities: list[Capacity]) -> str:
     parts = [f"<h1>{html.escape(found.plan.name)}</h1>"]
-    parts += [f'<p class="note">{html.escape(note)}</p>' for note in notes(found)]
+    parts.append(_notes(notes(found)))
     parts += ["<h2>Arms</h2>", _table(tables.arms_table(found), "left")]
     parts.append(_table(tables.control_table(found), "left"))
     for workload in found.workloads:
@@ -96,6 +113,15 @@ def _page(found: Comparison, capacities: list[Capacity]) -> str:
         f"<title>{html.escape(found.plan.name)}</title>\n<style>{_STYLE}</style>\n</head>\n"
         f"<body>\n{body}\n</body>\n</html>\n"
     )
+
+
+def _notes(lines: list[str]) -> str:
+    """Warnings in a box of their own, before the rest."""
+    boxes = [line for line in lines if line.startswith(_WARNING)]
+    items = [line for line in lines if not line.startswith(_WARNING)]
+    parts = [f'<p class="note">{html.escape(line)}</p>' for line in boxes]
+    parts.append("<ul>" + "".join(f"<li>{html.escape(line)}</li>" for line in items) + "</ul>")
+    return "\n".join(parts)
 
 
 def _workload_section(found: Comparison, workload: str) -> str:
@@ -154,20 +180,36 @@ def describe_workload(found: Comparison, workload: str) -> str:
 
 
 def _goodput(found: Comparison, capacities: list[Capacity]) -> str:
-    points: dict[str, list[tuple[float, float]]] = {}
-    for arm in found.arms:
-        for workload in found.workloads:
+    """A picture for each trace that was sent at several rates."""
+    pictures = [
+        _image(
+            as_data_url(goodput_against_rate(points)),
+            f"Goodput against offered rate, per arm, {trace}",
+        )
+        for trace, points in rate_points(found, capacities).items()
+        if len({rate for line in points.values() for rate, _ in line}) > 1
+    ]
+    return "\n".join(["<h2>Goodput against rate</h2>", *pictures]) if pictures else ""
+
+
+def rate_points(
+    found: Comparison, capacities: list[Capacity]
+) -> dict[str, dict[str, list[tuple[float, float]]]]:
+    """By trace and arm: requests a second offered, and of those that met the SLO."""
+    traces = {w["name"]: str(w["origin"].get("trace")) for w in found.description["workloads"]}
+    points: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    for workload in found.workloads:
+        lines = points.setdefault(traces[workload], {})
+        for arm in found.arms:
             for _, record in found.records(arm, workload):
-                row = record.row
                 met = sum(found.slo.met(outcome) for outcome in record.outcomes)
-                points.setdefault(arm, []).append((row["offered_rate"], met / row["duration"]))
-    for capacity in capacities:
-        points.setdefault(capacity.arm, []).extend((t.rate, t.goodput) for t in capacity.tries)
-    if not points:
-        return ""
-    return "<h2>Goodput against rate</h2>" + _image(
-        as_data_url(goodput_against_rate(points)), "Goodput against offered rate, per arm"
-    )
+                point = record.row["offered_rate"], met / record.row["duration"]
+                lines.setdefault(arm, []).append(point)
+    if (sweep := found.plan.sweep) is not None:
+        lines = points[traces[sweep.workload]]
+        for capacity in capacities:
+            lines.setdefault(capacity.arm, []).extend((t.rate, t.goodput) for t in capacity.tries)
+    return points
 
 
 def _capacity_section(capacities: list[Capacity]) -> str:

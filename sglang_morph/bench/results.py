@@ -12,7 +12,11 @@ import orjson
 
 from sglang_morph.bench.arm_run import CONTROL, RUN
 from sglang_morph.bench.comparison_run import DONE, PLAN, measured_slo
-from sglang_morph.bench.exposure import full_precision_share, quality_score
+from sglang_morph.bench.exposure import (
+    full_precision_share,
+    prefilled_by_level,
+    quality_score,
+)
 from sglang_morph.bench.plan import Arm, Plan, PlanError, decode_path
 from sglang_morph.bench.record import Record, kv_pressure, read_record
 from sglang_morph.bench.schedule import ScheduledRun
@@ -43,6 +47,16 @@ class ArmRun:
         sglang = memory.get("sglang") or {}
         capacity = sglang.get("token_capacity")
         return _GIB * sglang["kvcache"] / capacity if capacity else 0.0
+
+    @property
+    def total_bytes(self) -> float | None:
+        """Of weights and KV cache together, at level 0; None where the server doesn't tell."""
+        memory = self.report.get("memory") or {}
+        if morph := memory.get("morph"):
+            moving: float = morph["bytes"]["full_weights"] + morph["bytes"]["kv_base"]
+            return moving + self.fixed_weight_bytes
+        sglang = memory.get("sglang") or {}
+        return _GIB * (sglang["weight"] + sglang["kvcache"]) if "weight" in sglang else None
 
     @property
     def fixed_weight_bytes(self) -> float:
@@ -125,7 +139,7 @@ def values(record: Record, slo: Slo, arm: Arm) -> dict[str, float | None]:
     quality = None
     if arm.quality and arm.real_weights:
         quality = quality_score(tokens, {int(level): q for level, q in arm.quality.items()})
-    pressure = kv_pressure(record.observed.samples)
+    pressure = kv_pressure(record.observed.samples, record.observed.started + row["duration"])
     return {
         "slo_attainment": attainment,
         "goodput": met / row["duration"],
@@ -139,9 +153,14 @@ def values(record: Record, slo: Slo, arm: Arm) -> dict[str, float | None]:
         "throughput": row["output_throughput"],
         "failed": float(row["failed"]),
         "retracted": float(record.observed.retracted),
+        "peak_kv_tokens": max(
+            (float(sample.capacity) for sample in record.observed.samples), default=None
+        ),
         "peak_kv_use": pressure["peak_use"],
         "waiting_share": pressure["share_waiting"],
         "full_precision_token_share": full_precision_share(tokens),
+        "full_precision_prompt_share": full_precision_share(prefilled_by_level(record.outcomes)),
+        "reused_lowered": float(row["reused_lowered_tokens"]),
         "transitions": float(len(record.observed.transitions)),
         "effective_score": None if quality is None else attainment * quality,
         "p99_lateness_s": _at(

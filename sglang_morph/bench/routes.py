@@ -1,7 +1,7 @@
-"""The two ways to ask a server for tokens: SGLang's `/generate` and OpenAI's `/v1/completions`.
+"""The ways to ask a server for tokens: SGLang's `/generate` and OpenAI's two completion routes.
 
-Both take prompts as token ids, so the count is exact. Chat completions take text and add a
-template, so they can't be replayed exactly and are left out.
+All take prompts as token ids, so the count is exact. OpenAI's own chat route takes only text, to
+which a template adds tokens; SGLang's takes ids besides, which replace both.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from typing import Any, ClassVar, Literal, Protocol
 
 import orjson
 
+from sglang_morph.bench.exposure import take_exposure
 from sglang_morph.bench.outcome import Outcome
 
-RouteName = Literal["sglang", "sglang-oai"]
+RouteName = Literal["sglang", "sglang-oai", "sglang-oai-chat"]
 """As `sglang.bench_serving --backend` names them."""
 
 
@@ -46,6 +47,7 @@ class GenerateRoute:
         outcome.cached_tokens = meta.get("cached_tokens") or 0
         outcome.retractions = meta.get("num_retractions") or 0
         outcome.queue_s = meta.get("queue_time", outcome.queue_s)
+        take_exposure(meta, outcome)
         outcome.text = event.get("text") or outcome.text
 
 
@@ -59,8 +61,8 @@ class CompletionsRoute:
     def body(self, input_ids: list[int], output_tokens: int) -> bytes:
         return orjson.dumps(
             {
+                **self._prompt(input_ids),
                 "model": self._model,
-                "prompt": input_ids,
                 "max_tokens": output_tokens,
                 "temperature": 0,
                 "ignore_eos": True,
@@ -71,16 +73,35 @@ class CompletionsRoute:
 
     def take(self, event: dict[str, Any], outcome: Outcome, now_s: float) -> None:
         _raise_error(event)
-        for choice in event["choices"]:
-            outcome.text += choice.get("text") or ""
+        texts = [self._text(choice) for choice in event["choices"]]
+        outcome.text += "".join(texts)
         if usage := event.get("usage"):
             outcome.arrived(now_s, usage["completion_tokens"])
             outcome.prompt_tokens = usage["prompt_tokens"]
             details = usage.get("prompt_tokens_details") or {}
             outcome.cached_tokens = details.get("cached_tokens") or outcome.cached_tokens
-        elif any(choice.get("text") for choice in event["choices"]):
+        elif any(texts):
             # A server that sends usage only at the end: one token a chunk, corrected by the last.
             outcome.arrived(now_s, outcome.output_tokens + 1)
+
+    def _prompt(self, input_ids: list[int]) -> dict[str, Any]:
+        return {"prompt": input_ids}
+
+    def _text(self, choice: dict[str, Any]) -> str:
+        return choice.get("text") or ""
+
+
+class ChatRoute(CompletionsRoute):
+    name: ClassVar[RouteName] = "sglang-oai-chat"
+    path: ClassVar[str] = "/v1/chat/completions"
+
+    def _prompt(self, input_ids: list[int]) -> dict[str, Any]:
+        # The message is for validation and stop tokens only: `input_ids` are what is computed.
+        return {"messages": [{"role": "user", "content": ""}], "input_ids": input_ids}
+
+    def _text(self, choice: dict[str, Any]) -> str:
+        delta = choice.get("delta") or {}
+        return (delta.get("reasoning_content") or "") + (delta.get("content") or "")
 
 
 def _raise_error(event: dict[str, Any]) -> None:
@@ -91,4 +112,6 @@ def _raise_error(event: dict[str, Any]) -> None:
 
 def make_route(name: RouteName, model: str) -> Route:
     """`model` is what an OpenAI request names as its model."""
-    return GenerateRoute() if name == "sglang" else CompletionsRoute(model)
+    if name == "sglang":
+        return GenerateRoute()
+    return CompletionsRoute(model) if name == "sglang-oai" else ChatRoute(model)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import httpx
+
+from sglang_morph.bench.checkpoint_size import checkpoint_bytes
 
 _POLL_S = 0.5
 _SHORT_S = 30.0
@@ -27,10 +30,17 @@ def server_info(url: str) -> dict[str, Any] | None:
 
 
 def memory_of(info: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """`weight` and `kvcache` in GiB, `token_capacity`...; None where the server doesn't tell."""
+    """`weight` and `kvcache` in GiB, `token_capacity`...; None where the server doesn't tell.
+
+    SGLang measures `weight` as a fall of free memory. On a CPU that says little, since a
+    checkpoint's file is mapped, so the weights are counted there.
+    """
     states = (info or {}).get("internal_states") or [{}]
     usage: dict[str, Any] | None = states[0].get("memory_usage")
-    return usage
+    if usage is None or info is None or info.get("device") != "cpu":
+        return usage
+    counted = checkpoint_bytes(Path(info["model_path"]), info["dtype"])
+    return usage if counted is None else {**usage, "weight": counted / 2**30}
 
 
 def morph_status(url: str) -> dict[str, Any]:
@@ -40,16 +50,26 @@ def morph_status(url: str) -> dict[str, Any]:
     return status
 
 
-def settle(url: str, morphs: bool, timeout_s: float) -> None:
-    """Wait until the server is idle and at level 0, then empty its prefix cache.
+def set_level(url: str, level: int) -> None:
+    """Ask for a precision level, under `--morph-policy manual`. Raises `httpx.HTTPError`."""
+    httpx.post(f"{url}/morph/level", json={"level": level}, timeout=_SHORT_S).raise_for_status()
 
-    Raises `NotSettled`, `httpx.HTTPError`.
-    """
+
+def wait_for_level(url: str, level: int, timeout_s: float) -> None:
+    """Return once the server rests at `level`. Raises `NotSettled`, `httpx.HTTPError`."""
     deadline = time.monotonic() + timeout_s
-    while morphs and (level := int(morph_status(url)["level"])) > 0:
+    while (found := _resting_level(url)) != level:
         if time.monotonic() > deadline:
-            raise NotSettled(f"the server is still at level {level} after {timeout_s:.0f} s")
+            raise NotSettled(
+                f"after {timeout_s:.0f} s the server is not at level {level} but "
+                f"{'on its way there' if found is None else f'at level {found}'}"
+            )
         time.sleep(_POLL_S)
+
+
+def flush(url: str, timeout_s: float) -> None:
+    """Empty the prefix cache once the server is idle. Raises `NotSettled`, `httpx.HTTPError`."""
+    deadline = time.monotonic() + timeout_s
     while True:
         response = httpx.post(f"{url}/flush_cache", timeout=_SHORT_S)
         if response.status_code == httpx.codes.OK:
@@ -57,6 +77,12 @@ def settle(url: str, morphs: bool, timeout_s: float) -> None:
         if time.monotonic() > deadline:
             raise NotSettled(f"the prefix cache could not be emptied: {response.text.strip()}")
         time.sleep(_POLL_S)
+
+
+def _resting_level(url: str) -> int | None:
+    """None in the middle of a restore."""
+    status = morph_status(url)
+    return None if status.get("restoring") else int(status["level"])
 
 
 def weights_digest(url: str) -> str:

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import orjson
 
+from sglang_morph.bench.exposure import prefilled_by_level
 from sglang_morph.bench.outcome import Outcome
 from sglang_morph.bench.replay import Replay
 from sglang_morph.bench.workload import Workload
@@ -91,6 +92,8 @@ def replay_row(replayed: Replay, workload: Workload, slo: Slo) -> dict[str, Any]
         "lateness_ms": _percentiles(_known(outcome.lateness_s for outcome in outcomes)),
         "retractions": sum(outcome.retractions for outcome in outcomes),
         "cached_tokens": sum(outcome.cached_tokens for outcome in done),
+        "reused_lowered_tokens": sum(outcome.reused_lowered or 0 for outcome in done),
+        "prefilled_by_level": {str(k): v for k, v in prefilled_by_level(outcomes).items()},
         "prompt_length_mismatches": sum(o.prompt_tokens != o.input_tokens for o in done),
         "workload": {"name": workload.name, "digest": workload.digest, **workload.origin},
     }

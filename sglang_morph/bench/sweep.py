@@ -24,6 +24,8 @@ class Capacity(msgspec.Struct, frozen=True):
     wanted: float
     """Attainment to keep."""
     tries: list[Try]
+    origin: dict[str, str] = {}
+    """Command, commit, date and hardware."""
 
     @property
     def sustained(self) -> float | None:

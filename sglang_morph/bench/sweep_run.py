@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import msgspec
@@ -17,20 +18,24 @@ from sglang_morph.bench.plan import PlanError, Sweep
 from sglang_morph.bench.record import write_record
 from sglang_morph.bench.sweep import RESULT, Capacity, Try, search, write_capacity
 from sglang_morph.bench.workload import make_workload
+from sglang_morph.demo.provenance import Provenance
 
 
 def sweep_arms(
-    prepared: Prepared, output: Path, make_progress: Callable[[str], Progress]
-) -> list[Capacity]:
+    prepared: Prepared,
+    output: Path,
+    origin: Provenance,
+    make_progress: Callable[[str], Progress],
+) -> None:
     """Search for every arm not done yet. Raises `PlanError`, `ServerFailed`, `NotSettled`."""
     sweep = prepared.plan.sweep
     if sweep is None:
         raise PlanError("the plan has no [sweep]; add one with workload, low and high")
-    return [
-        _sweep_arm(prepared, sweep, arm.name, output, make_progress(arm.name))
-        for arm in prepared.plan.arms
-        if not (output / "sweep" / arm.name / RESULT).exists()
-    ]
+    for arm in prepared.plan.arms:
+        folder = output / "sweep" / arm.name
+        if not (folder / RESULT).exists():
+            found = _sweep_arm(prepared, sweep, arm.name, output, make_progress(arm.name))
+            write_capacity(folder, msgspec.structs.replace(found, origin=asdict(origin)))
 
 
 def _sweep_arm(
@@ -45,6 +50,7 @@ def _sweep_arm(
     spec = next(spec for spec in plan.workloads if spec.name == sweep.workload)
     server = ArmServer(plan, plan.arm(arm), prepared.card, prepared.warmup, folder)
     with server.running(progress) as (process, measured):
+        server.pin(measured)
         measured.send(server.warmup)
 
         def measure(rate: float) -> Try:
@@ -58,6 +64,4 @@ def _sweep_arm(
             process.check_alive()
             return Try(rate, record.row["slo_attainment"], record.row["goodput"])
 
-        capacity = search(arm, measure, sweep.low, sweep.high, sweep.steps, sweep.attainment)
-    write_capacity(folder, capacity)
-    return capacity
+        return search(arm, measure, sweep.low, sweep.high, sweep.steps, sweep.attainment)

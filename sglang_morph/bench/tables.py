@@ -39,9 +39,12 @@ MEASURES = (
     Measure("throughput", "output tokens/s", 1.0, True, ratio=True),
     Measure("failed", "failed requests", 1.0, False),
     Measure("retracted", "retractions", 1.0, False),
+    Measure("peak_kv_tokens", "most KV tokens there were"),
     Measure("peak_kv_use", "peak KV use (%)", 100.0),
     Measure("waiting_share", "time with a queue (%)", 100.0),
-    Measure("full_precision_token_share", "tokens at full precision (%)", 100.0, True),
+    Measure("full_precision_token_share", "output tokens at full precision (%)", 100.0, True),
+    Measure("full_precision_prompt_share", "prompt tokens computed at it (%)", 100.0, True),
+    Measure("reused_lowered", "lower-precision prefix tokens reused", 1.0, False),
     Measure("transitions", "level changes"),
     Measure("effective_score", "effective score (attainment x quality)", 1.0, True),
     Measure("p99_lateness_s", "replayer's lateness P99 (ms)", 1000.0),
@@ -110,37 +113,47 @@ def _unitless(label: str) -> str:
 
 def control_table(found: Comparison) -> Table:
     """The low-load control: nobody may have morphed."""
-    rows = [["low-load control", "runs", "level changes", "tokens at full precision", "passed"]]
+    rows = [["low-load control", "runs", "level changes", "tokens at the resting level", "passed"]]
     for arm in found.arms:
         records = [record for _, record in found.records(arm, CONTROL)]
         if not records:
             continue
         changes = sum(len(record.observed.transitions) for record in records)
         tokens = [record.observed.tokens_by_level for record in records]
-        lowered = sum(count for run in tokens for level, count in run.items() if level)
+        resting = sum(run.get(found.plan.arm(arm).level, 0) for run in tokens)
         total = sum(sum(run.values()) for run in tokens)
-        passed = changes == 0 and lowered == 0 and total > 0
-        share = f"{100 * (total - lowered) / total:.1f}%" if total else "none came"
+        passed = changes == 0 and resting == total > 0
+        share = f"{100 * resting / total:.1f}%" if total else "none came"
         rows.append([arm, str(len(records)), str(changes), share, "yes" if passed else "NO"])
     return rows if len(rows) > 1 else []
 
 
 def arms_table(found: Comparison) -> Table:
     """What each arm is, and the memory it had at full precision."""
-    rows = [["arm", "runs", "KV tokens at level 0", "weights", "memory", "errors", "command"]]
+    rows = [
+        [
+            "arm",
+            "runs",
+            "KV tokens at rest",
+            "weights and KV (GiB)",
+            "weights afterwards",
+            "errors",
+            "command",
+        ]
+    ]
     for arm in found.arms:
         runs = [run for run in found.runs if run.arm == arm]
         errors = [run.report["error"] for run in runs if run.report["error"]]
         checked = {run.report.get("weights_identical") for run in runs}
         weights = "CHANGED" if False in checked else "identical" if True in checked else "not moved"
-        memory = runs[0].report.get("memory") or {}
+        memory, size = runs[0].report.get("memory") or {}, runs[0].total_bytes
         rows.append(
             [
                 arm,
                 str(len(runs)),
                 _tokens(memory),
+                "unknown" if size is None else f"{size / 2**30:.2f}",
                 weights,
-                _memory(memory),
                 "; ".join(errors) or "none",
                 found.plan.arm(arm).command,
             ]
@@ -150,16 +163,9 @@ def arms_table(found: Comparison) -> Table:
 
 def _tokens(memory: dict[str, dict[str, float]]) -> str:
     if morph := memory.get("morph"):
-        return f"{morph['base_tokens']:,}"
+        return f"{morph['resting_tokens']:,}"
     sglang = memory.get("sglang") or {}
     return f"{sglang['token_capacity']:,}" if "token_capacity" in sglang else "unknown"
-
-
-def _memory(memory: dict[str, dict[str, float]]) -> str:
-    sglang = memory.get("sglang") or {}
-    if "weight" not in sglang:
-        return "unknown"
-    return f"weights {sglang['weight']:.2f} + KV {sglang['kvcache']:.2f} GiB"
 
 
 def transitions_table(found: Comparison, workload: str) -> Table:

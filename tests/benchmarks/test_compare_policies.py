@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.compare_policies import CASES, POLICIES, quiet, tables
+from benchmarks.compare_policies import (
+    BEGIN,
+    CASES,
+    END,
+    POLICIES,
+    POLICIES_PAGE,
+    quiet,
+    tables,
+)
 
 
 @pytest.fixture
@@ -23,14 +31,19 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_one_markdown_table_per_trace(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert tables(folder) >= 0
-    printed = capsys.readouterr().out
+def test_one_markdown_table_per_trace(folder: Path) -> None:
+    text, worst = tables(folder)
+    assert worst >= 0
     for case in CASES:
-        assert f"**{case.title}**" in printed
+        assert f"**{case.title}**" in text
     for name in POLICIES:
-        assert printed.count(f"| {name} |") == len(CASES)
-    assert "1 rows left out" in printed
+        assert text.count(f"| {name} |") == len(CASES)
+    assert "1 rows left out" in text
+
+
+def test_the_page_with_the_tables_has_their_markers() -> None:
+    page = POLICIES_PAGE.read_text()
+    assert page.count(BEGIN) == page.count(END) == 1
 
 
 def test_quiet_hours_have_no_entry(folder: Path) -> None:

@@ -1,9 +1,19 @@
 import pytest
 
-from benchmarks.readme_table import BEGIN, END, README, results_section, write_section
+from benchmarks.readme_table import (
+    BEGIN,
+    BENCHMARKS,
+    END,
+    README,
+    results_section,
+    write_section,
+)
 from tests.benchmarks.test_acceptance import row
 
 ROWS = [
+    row("ab.code.static.p95_ttft_s", 12.5, bar=""),
+    row("ab.code.static.slo_attainment", 0.5, unit="", bar=""),
+    row("ab.code.swap.p95_ttft_s", 6.0, bar=""),
     row("ci/time", 200, unit="s", command=".ci/run"),
     row("demo/layer_swap/completed", 42, unit="requests"),
     row("demo/layer_swap/lowest_capacity", 1280),
@@ -24,6 +34,13 @@ def test_demo_rows_are_compared_side_by_side_and_the_rest_is_listed():
     assert any("`make demo`" in line and "abc123" in line for line in lines)
 
 
+def test_comparisons_have_a_line_for_each_trace_and_arm():
+    lines = results_section(ROWS).splitlines()
+    assert "| code | static | 12.5 | 0.5 |  |  |  |  |" in lines
+    assert "| code | swap | 6.0 |  |  |  |  |  |" in lines
+    assert not any(line.startswith("| ab.") for line in lines)
+
+
 def test_only_what_stands_between_the_markers_changes(tmp_path):
     readme = tmp_path / "README.md"
     readme.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
@@ -40,5 +57,6 @@ def test_a_readme_without_markers_is_left_alone(tmp_path):
     assert readme.read_text() == "hello"
 
 
-def test_the_project_s_readme_has_the_markers():
-    assert BEGIN in README.read_text() and END in README.read_text()
+@pytest.mark.parametrize("file", [README, BENCHMARKS])
+def test_the_project_s_files_have_the_markers(file):
+    assert BEGIN in file.read_text() and END in file.read_text()

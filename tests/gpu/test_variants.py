@@ -17,10 +17,17 @@ from benchmarks.kernels import (
     weight_for,
 )
 from sglang_morph.precision.nested.encoding import Nesting
-from sglang_morph.precision.variants.base import DerivedVariant, NestedVariant, Variant
+from sglang_morph.precision.quantizers.integer_zeros import quantize_integer_zeros
+from sglang_morph.precision.quantizers.registry import create_quantizer
+from sglang_morph.precision.variants.base import (
+    DerivedVariant,
+    IntegerZerosVariant,
+    NestedVariant,
+    Variant,
+)
 from sglang_morph.precision.variants.fp8 import Fp8
 from sglang_morph.precision.variants.preflight import preflight
-from sglang_morph.precision.variants.registry import default_variants
+from sglang_morph.precision.variants.registry import create_variant, default_variants
 
 FP8 = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9)
 pytestmark = [
@@ -138,6 +145,25 @@ def test_default_follows_the_gpu() -> None:
 def test_int8_runs() -> None:
     weight = gaussian(960, 576, torch.bfloat16)
     assert preflight(variant_for("int8", weight), weight, "here") < 0.01
+
+
+@pytest.mark.skipif(
+    not os.environ.get("MORPH_TEST_MARLIN"),
+    reason="compiling Marlin takes minutes; set MORPH_TEST_MARLIN=1",
+)
+@pytest.mark.parametrize("group_size", [32, 64, 128])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_marlin_takes_the_codes_of_checkpoints(dtype: torch.dtype, group_size: int) -> None:
+    """Codes, scales and zero points as they are: nothing is lost."""
+    weight = gaussian(1024, 2048, dtype) + 0.01
+    stored = quantize_integer_zeros(weight.cpu(), 4, group_size)
+    variant = create_variant("int4", "cuda", create_quantizer("rtn"))
+    assert isinstance(variant, IntegerZerosVariant)
+    parts = {name: part.cuda() for name, part in variant.pack_integer_zeros(stored).items()}
+    x = torch.randn(17, 2048, device="cuda").to(dtype)
+    expected = linear(x.float(), stored.dequantize().cuda())
+    error = variant.linear(parts, x, None).float() - expected
+    assert error.norm() <= variant.tolerance * expected.norm()
 
 
 @pytest.mark.skipif(

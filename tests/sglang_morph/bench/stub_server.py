@@ -1,11 +1,12 @@
 """A stand-in for a server: real sockets, SGLang's and OpenAI's event streams, no model.
 
 python -m tests.sglang_morph.bench.stub_server --port PORT [--slots N] [--tbt SECONDS]
-    [--memory-backend layer_swap --morph-event-log FILE]
+    [--memory-backend layer_swap --morph-event-log FILE [--morph-policy manual]]
 
 At most `--slots` requests are answered at a time, each a token every `--tbt` seconds; the others
-wait. With a memory backend it doubles its slots while somebody waits, and logs that as a level
-change. Prompts whose first token id is REFUSED are refused, SILENT ones never get an answer.
+wait. With a memory backend it doubles its slots at level 1, and logs every level change. It goes
+there by itself while somebody waits, or, under the manual policy, when it is told to. Prompts
+whose first token id is REFUSED are refused, SILENT ones never get an answer.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class Stub:
     slots: int
     tbt_s: float
     event_log: str | None
+    manual: bool = False
     running: int = 0
     waiting: int = 0
     held_tokens: int = 0
@@ -46,7 +48,8 @@ class Stub:
         begin = time.monotonic()
         self.waiting += 1
         async with self.changed:
-            if self.running >= self.limit and self.event_log and not self.level:
+            full = self.running >= self.limit
+            if full and self.event_log and not self.manual and not self.level:
                 self.move(1)
             await self.changed.wait_for(lambda: self.running < self.limit)
         self.waiting -= 1
@@ -58,7 +61,7 @@ class Stub:
     async def leave(self, tokens: int) -> None:
         self.running -= 1
         self.held_tokens -= tokens
-        if self.level and not self.running:
+        if self.level and not self.running and not self.manual:
             self.move(0)
         self.sample()
         async with self.changed:
@@ -119,7 +122,7 @@ class Stub:
             writer.close()
 
     async def answer(self, path: str, body: bytes, writer: asyncio.StreamWriter) -> None:
-        if path in ("/generate", "/v1/completions"):
+        if path in ("/generate", "/v1/completions", "/v1/chat/completions"):
             await self.stream(path, orjson.loads(body), writer)
         elif path == "/metrics":
             plain(writer, self.metrics().encode())
@@ -130,9 +133,13 @@ class Stub:
             bytes_ = {"kv_base": 2**28, "full_weights": LAYER_BYTES}
             status = {
                 "level": self.level, "levels": [0, 1], "bytes": bytes_,
-                "base_tokens": PAGE_TOKENS - 1, "plan_digest": "abc",
+                "base_tokens": PAGE_TOKENS - 1, "plan_digest": "abc", "restoring": False,
+                "capacity_tokens": PAGE_TOKENS - 1 + 512 * self.level,
             }  # fmt: skip
             plain(writer, orjson.dumps(status))
+        elif path == "/morph/level":
+            self.move(orjson.loads(body)["level"])
+            plain(writer, b"{}")
         elif path == "/morph/verify":
             plain(writer, orjson.dumps({"digest": "0" * 64, "level": self.level}))
         elif path in ("/health", "/flush_cache"):
@@ -142,7 +149,7 @@ class Stub:
 
     async def stream(self, path: str, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         generate = path == "/generate"
-        prompt = body["input_ids"] if generate else body["prompt"]
+        prompt = body["prompt"] if path == "/v1/completions" else body["input_ids"]
         wanted = body["sampling_params"]["max_new_tokens"] if generate else body["max_tokens"]
         if prompt[0] == REFUSED:
             return plain(writer, b"no such luck", 503)
@@ -150,7 +157,7 @@ class Stub:
             await asyncio.sleep(3600)
         tokens = len(prompt) + wanted
         queued = await self.enter(tokens)
-        event = generate_event if generate else completion_event
+        event = EVENTS[path]
         writer.write(
             b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
             b"Transfer-Encoding: chunked\r\n\r\n"
@@ -179,6 +186,19 @@ def completion_event(word: str, prompt: int, count: int, wanted: int, queued: fl
     return orjson.dumps({"choices": [{"index": 0, "text": f"{word} "}], "usage": usage})
 
 
+def chat_event(word: str, prompt: int, count: int, wanted: int, queued: float) -> bytes:
+    usage = {"prompt_tokens": prompt, "completion_tokens": count}
+    choice = {"index": 0, "delta": {"role": "assistant", "content": f"{word} "}}
+    return orjson.dumps({"choices": [choice], "usage": usage})
+
+
+EVENTS = {
+    "/generate": generate_event,
+    "/v1/completions": completion_event,
+    "/v1/chat/completions": chat_event,
+}
+
+
 def chunk(writer: asyncio.StreamWriter, event: bytes) -> None:
     data = b"data: " + event + b"\n\n"
     writer.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
@@ -196,9 +216,11 @@ async def main() -> None:
     parser.add_argument("--tbt", type=float, default=0.01)
     parser.add_argument("--memory-backend", default="static")
     parser.add_argument("--morph-event-log")
+    parser.add_argument("--morph-policy", default="threshold")
     parser.add_argument("--enable-metrics", action="store_true")
     options = parser.parse_args()
-    stub = Stub(options.slots, options.tbt, options.morph_event_log)
+    manual = options.morph_policy == "manual"
+    stub = Stub(options.slots, options.tbt, options.morph_event_log, manual)
     server = await asyncio.start_server(stub.serve, options.host, options.port, limit=2**22)
     async with server:
         await server.serve_forever()

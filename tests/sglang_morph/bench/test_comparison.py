@@ -1,18 +1,20 @@
 """A whole comparison with stub servers as arms: runs, resuming, slots, sweep and report."""
 
 import re
-import shutil
-import subprocess
 
 import orjson
 import pytest
 from typer.testing import CliRunner
 
+from sglang_morph.bench.arm_run import EVENTS
 from sglang_morph.bench.cli import app
-from sglang_morph.bench.measures import measures
+from sglang_morph.bench.measures import capacity_measure, measures
 from sglang_morph.bench.outcome import read_outcomes
 from sglang_morph.bench.results import load_comparison
-from sglang_morph.bench.sweep import Capacity, Try
+from sglang_morph.bench.sweep import Capacity, Try, read_capacities
+from sglang_morph.bench.tables import control_table
+from sglang_morph.observability.event_log import read_events
+from tests.browser import image_widths, overflow, shown_page
 
 PLAN = """
 name = "stubs"
@@ -57,7 +59,7 @@ max_output_tokens = 12
 
 [sweep]
 workload = "burst"
-low = 2.0
+low = 8.0
 high = 40.0
 steps = 3
 """
@@ -138,6 +140,23 @@ def test_the_morphing_arm_was_quiet_in_the_control_and_moved_in_the_burst(done):
     assert {sample.level for sample in record.observed.samples} == {0, 1}
 
 
+def test_an_arm_with_a_level_of_its_own_rests_there_and_goes_back_at_the_end(plan, tmp_path):
+    text, pinned = plan.read_text(), plan.with_name("pinned.toml")
+    arm = re.search(r'\[\[arms]]\nname = "morph".*?\n\n', text, re.DOTALL)[0]
+    text = re.sub(r"\[\[arms]].*(?=\[\[workloads)", lambda _: arm, text, flags=re.DOTALL)
+    text = text.replace('swap"', 'swap --morph-policy manual"\nlevel = 1')
+    pinned.write_text(text.replace("repetitions = 2", "repetitions = 1"))
+    assert bench("ab", "--plan", pinned, "--output", tmp_path)[0] == 0
+    found = load_comparison(tmp_path)
+    (run,) = found.runs
+    for record in run.records.values():
+        assert not record.observed.transitions and record.row["full_precision_token_share"] == 0
+    assert run.report["memory"]["morph"]["resting_tokens"] == 4095 + 512
+    levels = [e["to"] for e in read_events(run.folder / EVENTS) if e["kind"] == "transition"]
+    assert levels == [1, 0] and run.report["weights_identical"]
+    assert control_table(found)[1][-1] == "yes"
+
+
 def test_another_plan_in_the_same_folder_is_refused(done, plan):
     other = plan.with_name("other.toml")
     other.write_text(plan.read_text().replace("repetitions = 2", "repetitions = 3"))
@@ -167,6 +186,7 @@ def test_a_server_that_does_not_start_says_why(plan, tmp_path):
 def test_the_report_has_everything_in_one_file(done, plan):
     status, text = bench("sweep", "--plan", plan, "--output", done)
     assert status == 0 and "capacity" in text
+    assert {found.origin["command"][:12] for found in read_capacities(done)} == {"sglang-morph"}
     assert bench("report", done)[0] == 0
     page = (done / "report.html").read_text()
     assert not re.search(r"""(src|href)=["'](?!data:)""", page) and "<script" not in page
@@ -178,28 +198,21 @@ def test_the_report_has_everything_in_one_file(done, plan):
 
 
 def test_numbers_to_keep_have_names_by_workload_and_arm(done):
+    found = load_comparison(done)
     capacity = Capacity("dummy", 0.9, [Try(2.0, 1.0, 2.0), Try(8.0, 0.5, 4.0)])
-    kept = {m.name: m.value for m in measures(load_comparison(done), [capacity])}
+    kept = {m.name: m.value for m in [*measures(found), capacity_measure(found, capacity)]}
     assert kept["ab.burst.dummy.capacity_rps"] == 2.0
+    assert capacity_measure(found, Capacity("dummy", 0.9, [Try(2.0, 0.0, 0.0)])) is None
     assert kept["ab.burst.static.full_precision_token_share"] == 1.0
     assert kept["ab.burst.morph.full_precision_token_share"] < 1
     assert {"ab.burst.static.p95_ttft_s", "ab.burst.morph.slo_attainment"} <= kept.keys()
 
 
 def test_the_report_shows_in_a_browser(done, tmp_path):
-    browser = shutil.which("chromium") or shutil.which("google-chrome")
-    if browser is None:
-        pytest.skip("needs chromium or google-chrome on the PATH")
     assert bench("report", done)[0] == 0
-    flags = [browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}"]
-    dom = subprocess.run(
-        [*flags, "--dump-dom", (done / "report.html").as_uri()],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    ).stdout
-    assert dom.count("<figure>") == 3 and dom.count("<tr>") > 30
+    dom = shown_page(done / "report.html", tmp_path)
+    assert len(image_widths(dom)) == 3 and min(image_widths(dom)) > 600
+    assert overflow(dom) <= 0 and dom.count("<tr>") > 30
 
 
 def test_one_replay_from_the_command_line(stub_server, plan, model, tmp_path):

@@ -58,6 +58,8 @@ def test_what_an_arm_is_is_read_from_its_command():
         ('name = "morph"', 'name = "../x"', "name"),
         ('name = "w"', 'name = "a/b"', "name"),
         ('name = "p"', 'name = "p', "plan.toml"),
+        ('name = "morph"', 'name = "morph"\nlevel = 1', "--morph-policy manual"),
+        ('name = "morph"', 'name = "morph"\nlevel = -1', "level"),
     ],
 )
 def test_a_plan_that_makes_no_sense_is_refused(tmp_path, old, new, reason):

@@ -14,7 +14,7 @@ def ask(at_s=0.0, first=5, tokens=4):
     return PlannedRequest(at_s, [first, 6, 7], tokens)
 
 
-@pytest.mark.parametrize("route", ["sglang", "sglang-oai"])
+@pytest.mark.parametrize("route", ["sglang", "sglang-oai", "sglang-oai-chat"])
 def test_answers_are_timed_token_by_token(stub_server, route):
     url = stub_server("--tbt", "0.05")
     replayed = run_loop(replay(url, make_route(route, "m"), workload(ask(), ask(0.1)), 10.0))

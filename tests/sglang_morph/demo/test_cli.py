@@ -22,7 +22,8 @@ def keep_signal_handler():
 
 
 def invoke(monkeypatch, outcome, *arguments):
-    def run_demo(output, base_tokens, origin, console):
+    def run_demo(output, backend, base_tokens, origin, console):
+        assert backend == ("semi_unified" if "semi_unified" in arguments else "layer_swap")
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
@@ -35,6 +36,8 @@ def test_success_only_if_everything_held(monkeypatch, tmp_path):
     output = f"--output={tmp_path}"
     assert invoke(monkeypatch, [GOOD], output).exit_code == 0
     assert invoke(monkeypatch, [GOOD, BAD], output).exit_code == 1
+    other = ("--memory-backend", "semi_unified")
+    assert invoke(monkeypatch, [GOOD], output, *other).exit_code == 0
 
 
 @pytest.mark.parametrize(
