@@ -112,8 +112,18 @@ def _unitless(label: str) -> str:
 
 
 def control_table(found: Comparison) -> Table:
-    """The low-load control: nobody may have morphed."""
-    rows = [["low-load control", "runs", "level changes", "tokens at the resting level", "passed"]]
+    """The low-load control: nobody may have morphed. Its speed is that of an unloaded server."""
+    rows = [
+        [
+            "low-load control",
+            "runs",
+            "level changes",
+            "tokens at the resting level",
+            "TTFT P50 (s)",
+            "TPOT P50 (ms)",
+            "passed",
+        ]
+    ]
     for arm in found.arms:
         records = [record for _, record in found.records(arm, CONTROL)]
         if not records:
@@ -123,8 +133,17 @@ def control_table(found: Comparison) -> Table:
         resting = sum(run.get(found.plan.arm(arm).level, 0) for run in tokens)
         total = sum(sum(run.values()) for run in tokens)
         passed = changes == 0 and resting == total > 0
-        share = f"{100 * resting / total:.1f}%" if total else "none came"
-        rows.append([arm, str(len(records)), str(changes), share, "yes" if passed else "NO"])
+        rows.append(
+            [
+                arm,
+                str(len(records)),
+                str(changes),
+                f"{100 * resting / total:.1f}%" if total else "none came",
+                _cell(estimate_of(found, arm, CONTROL, "p50_ttft_s"), 1.0),
+                _cell(estimate_of(found, arm, CONTROL, "p50_tpot_s"), 1000.0),
+                "yes" if passed else "NO",
+            ]
+        )
     return rows if len(rows) > 1 else []
 
 

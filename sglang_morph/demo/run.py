@@ -24,8 +24,6 @@ from sglang_morph.demo.report import (
 )
 from sglang_morph.demo.timeline import draw_timeline
 
-MORPH = "layer_swap"
-
 
 class _Line:
     """One progress line for one arm (a `Reporter`)."""
@@ -48,8 +46,10 @@ class _Line:
         self._progress.update(self._task, description=f"{self._backend}: restoring, level {level}")
 
 
-def run_demo(output: Path, base_tokens: int, origin: Provenance, console: Console) -> list[Measure]:
-    """Run both arms, print the tables, write `results.json` and `timeline.png` into `output`.
+def run_demo(
+    output: Path, backend: str, base_tokens: int, origin: Provenance, console: Console
+) -> list[Measure]:
+    """Run `static` and `backend`, print the tables, write what was measured into `output`.
 
     Returns what must hold. Raises `ModelUnavailable`, `ServerFailed`, `httpx.HTTPError`.
     """
@@ -57,7 +57,7 @@ def run_demo(output: Path, base_tokens: int, origin: Provenance, console: Consol
     checkpoint = ensure_model(console)
     burst = make_burst()
     console.print(f"{len(burst)} requests against {base_tokens:,} base tokens of KV cache")
-    setups = [ArmSetup(backend, checkpoint, base_tokens, output) for backend in (STATIC, MORPH)]
+    setups = [ArmSetup(name, checkpoint, base_tokens, output) for name in (STATIC, backend)]
     runs = [_run_with_progress(setup, burst, console) for setup in setups]
 
     static, morph = summaries = [summarize(run) for run in runs]

@@ -181,7 +181,7 @@ def default_plan(
     layers = list(range(identity.num_layers))
     if order == "back":
         layers.reverse()
-    orders = {variant: layers for variant in variants}
+    orders = dict.fromkeys(variants, layers)
     return plan_in_order(identity, orders, f"default plan, {order} first")
 
 

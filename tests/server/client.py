@@ -51,11 +51,13 @@ class Client:
         answer.raise_for_status()
         return answer.json()
 
-    def start(self, pool: ThreadPoolExecutor, number: int, tokens: int) -> list[Future[Any]]:
-        """`number` completions at once, with different prompts."""
+    def start(
+        self, pool: ThreadPoolExecutor, number: int, tokens: int, first: int = 0
+    ) -> list[Future[Any]]:
+        """`number` completions at once, with different prompts; ids are `r<first>` and on."""
         return [
             pool.submit(self.generate, f"{PROMPTS[i % len(PROMPTS)]} ({i})", tokens, rid=f"r{i}")
-            for i in range(number)
+            for i in range(first, first + number)
         ]
 
     def greedy(self, tokens: int = 24) -> list[list[int]]:

@@ -53,10 +53,10 @@ def test_lent_capacity_admits_waiting_requests_at_once(elastic: Client) -> None:
 def test_requests_keep_running_through_50_level_changes(
     elastic: Client, record: Callable[..., None]
 ) -> None:
-    rng, done = random.Random(7), 0
+    rng, started, done = random.Random(7), 8, 0
     before, top = _completed(elastic), elastic.top_level
     with ThreadPoolExecutor(8) as pool:
-        futures = elastic.start(pool, 8, tokens=48)
+        futures = elastic.start(pool, started, tokens=48)
         while _completed(elastic) - before < 50:
             level = rng.choice([k for k in range(top + 1) if k != elastic.status()["target_level"]])
             elastic.set_level(level)
@@ -64,7 +64,8 @@ def test_requests_keep_running_through_50_level_changes(
             finished = [f for f in futures if f.done()]
             done += len([f.result() for f in finished])
             futures = [f for f in futures if not f.done()]
-            futures += elastic.start(pool, len(finished), tokens=48)
+            futures += elastic.start(pool, len(finished), tokens=48, first=started)
+            started += len(finished)
         done += len([f.result() for f in futures])
     status = elastic.go_to(0)
     assert status["capacity_tokens"] == BASE_TOKENS
