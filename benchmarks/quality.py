@@ -83,11 +83,12 @@ class Measuring:
 
     def run(self) -> None:
         for arm in ARMS:
-            if arm.searched_in == arm.name:
-                self._search(arm)
-            missing, alternate = list(self._missing(arm)), self._alternates(arm)
-            if missing or alternate:
+            unsearched, missing = self._unsearched(arm), list(self._missing(arm))
+            alternate = self._alternates(arm)
+            if unsearched or missing or alternate:
                 self._make(arm)
+            if unsearched:
+                self._search(arm, unsearched)
             for number, (order, level) in enumerate(missing, start=1):
                 cell = self._measure(arm, order, level)
                 self._keep(cell)
@@ -108,15 +109,16 @@ class Measuring:
             self._model, [arm.variant], arm.quantizer, tokens, lambda *_: None
         )
 
-    def _search(self, arm: Arm) -> None:
-        known = self.found.orders.setdefault(arm.name, {})
-        missing = [order for order in SEARCHED if order not in known]
-        if not missing:
-            return
-        self._make(arm)
+    def _unsearched(self, arm: Arm) -> list[str]:
+        if arm.searched_in != arm.name:
+            return []
+        return [order for order in SEARCHED if order not in self.found.orders.get(arm.name, {})]
+
+    def _search(self, arm: Arm, orders: list[str]) -> None:
         ids = encode_text(self._tokenizer, self._text.calibration)
         blocks = token_blocks(ids, OPTIONS.block_tokens, SEARCH_BLOCKS, OPTIONS.seed)
-        for order in missing:
+        known = self.found.orders.setdefault(arm.name, {})
+        for order in orders:
             self._say(f"{arm.name}: searching order {order}")
             known[order] = self._searched(arm, order, torch.tensor(blocks))
             self.found.save()
@@ -126,7 +128,7 @@ class Measuring:
         weights = [self._variants.weights(layer, arm.variant) for layer in layers]
         freed = [self._variants.freed_bytes(self._lower(arm, [layer])) for layer in layers]
         ladder = Ladder({arm.variant: weights}, {arm.variant: freed})
-        notes = model_path().parent / f"quality-{arm.variant}-{order}.jsonl"
+        notes = model_path().parent / f"quality-{arm.variant}-{arm.quantizer}-{order}.jsonl"
         evaluations = Evaluations(notes, self._text.origin.calibration_sha256)
         self._lowered.lower(self._lowered.full)
         found = rank(self._model, tokens, ladder, Search(order, lazy=True), evaluations)

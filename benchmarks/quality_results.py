@@ -40,9 +40,9 @@ ARMS = (
     Arm("nested_fp8", "nested_fp8", "rtn", "fp8"),
     Arm("int8", "int8", "rtn", "fp8"),
     Arm("int4 rtn", "int4", "rtn", "int4 rtn"),
-    Arm("int4 awq", "int4", "awq", "int4 rtn"),
+    Arm("int4 awq", "int4", "awq", "int4 awq"),
     Arm("int3 rtn", "int3", "rtn", "int4 rtn"),
-    Arm("int3 awq", "int3", "awq", "int4 rtn"),
+    Arm("int3 awq", "int3", "awq", "int4 awq"),
 )
 ALTERNATING = ("fp8", "int4 rtn", "int4 awq")
 """Arms in which the level also changes in the middle of responses, half of the layers lowered."""

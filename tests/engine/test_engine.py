@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
@@ -31,6 +32,8 @@ def engine(smollm2: Path) -> Iterator[MigratingEngine]:
     environment = pytest.MonkeyPatch()
     for name, value in STRICT.items():
         environment.setenv(name, value)
+    root = logging.getLogger()
+    level, handlers = root.level, list(root.handlers)
     engine = MigratingEngine(
         model_path=str(smollm2),
         memory_backend="layer_swap",
@@ -42,6 +45,9 @@ def engine(smollm2: Path) -> Iterator[MigratingEngine]:
     yield engine
     engine.shutdown()
     environment.undo()
+    # An engine sets logging up for the whole process; later tests read warnings.
+    root.setLevel(level)
+    root.handlers[:] = handlers
 
 
 @pytest.mark.parametrize("level", [0, 2])

@@ -81,7 +81,6 @@ def test_requests_keep_running_through_50_level_changes(
     )
 
 
-@both_backends
 @pytest.mark.parametrize("lowers", [True, False], ids=["downshift", "shrink"])
 def test_an_abort_during_a_transition(elastic: Client, lowers: bool) -> None:
     """The level and the abort reach the scheduler between the same two steps."""
@@ -119,7 +118,6 @@ def test_a_client_that_disconnects_during_a_transition(elastic: Client) -> None:
     elastic.go_to(0)
 
 
-@both_backends
 def test_a_flush_while_pages_are_lent_hands_out_no_weights(elastic: Client) -> None:
     elastic.generate("Once upon a time", 16)
     status = elastic.go_to(2)
