@@ -60,9 +60,9 @@ class Client:
             for i in range(first, first + number)
         ]
 
-    def greedy(self, tokens: int = 24) -> list[list[int]]:
-        """Output token ids of every prompt, one request at a time."""
-        return [self.generate(prompt, tokens)["output_ids"] for prompt in PROMPTS]
+    def greedy(self, tokens: int = 24, prompts: int = len(PROMPTS)) -> list[list[int]]:
+        """Output token ids of the first `prompts` prompts, one request at a time."""
+        return [self.generate(prompt, tokens)["output_ids"] for prompt in PROMPTS[:prompts]]
 
     def status(self) -> dict[str, Any]:
         answer = self.http.get("/morph/status")

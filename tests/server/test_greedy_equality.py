@@ -42,8 +42,8 @@ def test_level_0(elastic: Client, stock: list[list[int]]) -> None:
 @both_backends
 def test_after_a_round_trip(elastic: Client, stock: list[list[int]]) -> None:
     elastic.go_to(elastic.top_level)
-    # Lower precision must show somewhere in 22 prompts, or it wasn't used.
-    assert elastic.greedy() != stock
+    # Lower precision must show somewhere, or it wasn't used.
+    assert elastic.greedy(prompts=8) != stock[:8]
     elastic.go_to(0)
     _forget_prefixes(elastic)
     assert elastic.greedy() == stock
