@@ -29,6 +29,7 @@ from transformers import LlamaConfig
 from benchmarks.acceptance import ACCEPTANCE, RESULTS, Row, upsert
 from sglang_morph.demo.model import ensure_model
 from sglang_morph.demo.provenance import provenance
+from sglang_morph.precision.quantizers.awq import Awq
 from sglang_morph.precision.quantizers.layer import AsTheyAre
 from sglang_morph.precision.variants.registry import default_variants
 from sglang_morph.profiling.evaluations import Evaluations
@@ -69,11 +70,11 @@ def smollm2(record: bool, command: str, console: Console) -> bool:
         variants = default_variants("cpu")
         out = Path(scratch) / "bundle"
         done = profile(
-            folder, model, load_text(), variants, AsTheyAre(), CALIBRATION, Search(), out
+            folder, model, load_text(), variants, Awq(), CALIBRATION, Search(lazy=True), out
         )
     minutes = (time.monotonic() - began) / 60
     assert done.ranking is not None
-    _write("profile_smollm2.json", CALIBRATION, {"lis": done.ranking})
+    _write("profile_smollm2.json", CALIBRATION, {"kl, lazy": done.ranking})
     raw = "benchmarks/results/profile_smollm2.json"
     origin = asdict(provenance(command))
     saved = done.ranking.forwards_saved_ratio

@@ -44,21 +44,21 @@ def profile(
     ] = "",
     order: Annotated[
         str, typer.Option(help="lis, kl, contiguous (measured), front, back or random.")
-    ] = "lis",
+    ] = "kl",
     weights: Annotated[
         str, typer.Option(help="lis: shares of LTS, LRS and MDS.")
     ] = "0.25,0.25,0.5",
     quantizer: Annotated[
         str, typer.Option(help="rtn or awq, for variants of up to 4 bits; 8 bits are always rtn.")
-    ] = "rtn",
+    ] = "awq",
     lazy: Annotated[
-        bool,
+        bool | None,
         typer.Option(
             "--lazy/--exact",
             help="Take a layer's last score as the least it can do (faster, an approximation), or "
-            "measure all that could be best.",
+            "measure all that could be best. None given: lazy for kl, which would take long.",
         ),
-    ] = False,
+    ] = None,
     blocks: Annotated[int, typer.Option(min=1, help="Blocks of tokens to calibrate on.")] = 4,
     length: Annotated[int, typer.Option(min=2, help="Tokens of a block.")] = 128,
     seed: Annotated[int, typer.Option(help="Of the choice of text, and of the random order.")] = 0,
@@ -100,7 +100,8 @@ def profile(
         for name in names:
             check_variant(name, device)
         check_order(order)
-        search = Search(order, _shares(weights), lazy, _BATCH.get(device, 1), seed)
+        approximate = order == "kl" if lazy is None else lazy
+        search = Search(order, _shares(weights), approximate, _BATCH.get(device, 1), seed)
         chosen = create_layer_quantizer(quantizer)
         split = load_text(text, seed)
         folder = checkpoint_folder(model)

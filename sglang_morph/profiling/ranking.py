@@ -27,7 +27,7 @@ ORDERS = ("lis", "kl", "contiguous", *FIXED_ORDERS)
 class Search:
     """How an order is looked for."""
 
-    order: str = "lis"
+    order: str = "kl"
     lis: LisWeights = field(default_factory=LisWeights)
     lazy: bool = False
     """See `greedy_order`."""
