@@ -53,8 +53,9 @@ def tables(found: Found) -> str:
         markdown(_variants_table(found)),
         f"KL(full || level) in thousandths of a nat. In brackets: how much more than "
         f"`{DEFAULT_ORDER}`, 95% bootstrap over blocks; starred where that is less for sure:",
-        markdown(_orders_table(found, "kl", 1000, 1)),
-        "Change of perplexity in percent, likewise:",
+        markdown(_orders_table(found, "kl", 1000, 2)),
+        "Loss added to full precision's, in hundredths of a nat (small ones are about percent of "
+        "perplexity), likewise:",
         markdown(_orders_table(found, "loss", 100, 2)),
         f"Of {len(ARMS) * len(PARTIAL)} cells, those in which the row's order is worse than the "
         "column's for sure, by KL / by perplexity:",

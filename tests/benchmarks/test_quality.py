@@ -82,7 +82,7 @@ def check_tables(found: Found, folder: Path) -> None:
     assert cell is not None
     rows = [line for line in text.splitlines() if line.startswith("| int4 awq | half |")]
     assert (
-        f"| {1000 * np.mean(cell.text.kl):.1f}" in rows[1]
+        f"| {1000 * np.mean(cell.text.kl):.2f}" in rows[1]
     )  # by variant, KL by order, loss by order
     quality_tables.draw(found)
     assert (folder / "found.png").read_bytes().startswith(b"\x89PNG")
