@@ -158,19 +158,27 @@ def _cell(found: Found, arm: str, order: str, level: str) -> Cell:
 
 def draw(found: Found) -> None:
     """KL against bytes freed, a panel for each variant; and the default order of all variants."""
-    figure = Figure(figsize=(15, 7.5), layout="constrained")
-    *panels, last = figure.subplots(2, 4).flat
+    figure = Figure(figsize=(16, 8), layout="constrained")
+    grid = figure.subplots(2, 4)
+    *panels, last = grid.flat
     for arm, axes in zip(ARMS, panels, strict=True):
-        lines = {family: _line(found, arm.name, family) for family in FAMILIES}
-        draw_lines(axes, lines)
+        draw_lines(axes, {family: _line(found, arm.name, family) for family in FAMILIES})
         axes.set(title=arm.name, xlim=(0, None), ylim=(0, None))
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=6)
     draw_lines(last, {arm.name: _line(found, arm.name, DEFAULT_ORDER) for arm in ARMS})
-    last.set(title=f"all variants, order {DEFAULT_ORDER}", yscale="log", xlim=(0, None))
-    last.legend(fontsize="small", frameon=False, ncols=2)
-    figure.supxlabel("weights freed (MiB)")
-    figure.supylabel("KL(full || level), nats")
-    figure.suptitle("SmolLM2-135M: a quarter, half and all layers lowered, by order of layers")
+    last.set(title=f"all, order {DEFAULT_ORDER}", yscale="log", xlim=(0, None))
+    last.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
+    for axes in grid[-1]:
+        axes.set_xlabel("weights freed (MiB)")
+    for axes in grid[:, 0]:
+        axes.set_ylabel("KL(full || level), nats")
+    figure.legend(
+        *panels[0].get_legend_handles_labels(),
+        loc="outside lower center",
+        ncols=len(FAMILIES),
+        frameon=False,
+        title="order of layers",
+    )
+    figure.suptitle("SmolLM2-135M with a quarter, half and all of its layers lowered")
     figure.savefig(PICTURE, dpi=110)
 
 
