@@ -39,10 +39,10 @@ from benchmarks.quality_tables import acceptance_rows, draw, tables
 from sglang_morph.demo.model import ensure_model, model_path
 from sglang_morph.demo.provenance import provenance
 from sglang_morph.precision.names import FULL
-from sglang_morph.precision.plan import ModelIdentity, plan_in_order
+from sglang_morph.precision.plan import ModelIdentity, fixed_order, plan_in_order
 from sglang_morph.profiling.evaluations import Evaluations
 from sglang_morph.profiling.model import LayeredModel
-from sglang_morph.profiling.ranking import Ladder, Search, fixed_order, rank
+from sglang_morph.profiling.ranking import Ladder, Search, rank
 from sglang_morph.profiling.text import load_text, token_blocks
 from sglang_morph.quality.levels import Examiner
 from sglang_morph.quality.lowered import LoweredModel

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from contextvars import ContextVar
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -94,17 +95,11 @@ CHAT = Patch(
     make_hook=make_metadata_hook,
 )
 
-COMPLETION = Patch(
+COMPLETION = replace(
+    CHAT,
     name="exposure_completion",
     target=f"{OPENAI}.serving_completions.OpenAIServingCompletion._build_completion_response",
-    kind="after",
-    process="server",
-    why=CHAT.why,
-    why_not_milder=CHAT.why_not_milder,
-    upstream=CHAT.upstream,
-    remove_when=CHAT.remove_when,
     source_sha256="38f25f6e84409f9b52007e4c7d5d8e3017f8b6bff2f72fd5c5d4220b09ab6eab",
-    make_hook=make_metadata_hook,
 )
 
 CHAT_STREAM = Patch(
@@ -120,17 +115,11 @@ CHAT_STREAM = Patch(
     make_hook=make_stream_hook,
 )
 
-COMPLETION_STREAM = Patch(
+COMPLETION_STREAM = replace(
+    CHAT_STREAM,
     name="exposure_completion_stream",
     target=f"{OPENAI}.serving_completions.OpenAIServingCompletion._generate_completion_stream",
-    kind="around",
-    process="server",
-    why=CHAT_STREAM.why,
-    why_not_milder=CHAT_STREAM.why_not_milder,
-    upstream=CHAT.upstream,
-    remove_when=CHAT.remove_when,
     source_sha256="e84f6b0d1c88fae9c9a714862d6a2bf3f5b3d2026b2795b2b7b5d641c69349a9",
-    make_hook=make_stream_hook,
 )
 
 PATCHES = (META_INFO, CHAT, COMPLETION, CHAT_STREAM, COMPLETION_STREAM)

@@ -6,7 +6,7 @@ import os
 import shlex
 import sys
 import warnings
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
@@ -18,6 +18,7 @@ from sglang_morph.policy_cli.app import app as policy_app
 from sglang_morph.profiling.cli import profile
 from sglang_morph.quality.cli import quality
 from sglang_morph.refusals import MorphRefusal
+from sglang_morph.refuse import refuse
 
 app = typer.Typer(
     name="sglang-morph",
@@ -66,12 +67,12 @@ def execute(context: typer.Context) -> None:
     """
     flags, command = _split(context.args)
     if not command:
-        _refuse("no command given; write `sglang-morph exec [FLAGS] -- COMMAND`")
+        refuse("no command given; write `sglang-morph exec [FLAGS] -- COMMAND`")
     environ = {**os.environ, **_environment(flags)}
     try:
         os.execvpe(command[0], command, environ)
     except OSError as error:
-        _refuse(f"cannot run {command[0]}: {error.strerror}; give a command that is on the PATH")
+        refuse(f"cannot run {command[0]}: {error.strerror}; give a command that is on the PATH")
 
 
 @app.command()
@@ -118,7 +119,7 @@ def doctor(
     from sglang_morph import doctor as machine
 
     if dtype not in ("bfloat16", "float16", "float32"):
-        _refuse(f"--dtype {dtype}: give bfloat16, float16 or float32")
+        refuse(f"--dtype {dtype}: give bfloat16, float16 or float32")
     machine.print_report(cpu=cpu)
     if prebuild:
         computed = torch.float32 if cpu else getattr(torch, dtype)
@@ -144,15 +145,10 @@ def _environment(arguments: list[str]) -> dict[str, str]:
     try:
         values = parser.parse_args(arguments)
     except MorphRefusal as refusal:
-        _refuse(str(refusal))
+        refuse(str(refusal))
     device = [] if values.device is None else ["--device", values.device]
     changes = cpu_environment(os.environ) if wants_cpu(device) else {}
     return {**changes, ENVIRONMENT: shlex.join(to_argv(options_of(values)))}
-
-
-def _refuse(message: str) -> NoReturn:
-    print(f"sglang_morph: {message}", file=sys.stderr)
-    raise typer.Exit(2)
 
 
 if __name__ == "__main__":

@@ -11,12 +11,12 @@ from memory_backends.shared_region import UNIT_STEP, check_unit_bytes
 from sglang_morph.bundle import AUTO
 from sglang_morph.controller.eviction_cost import EvictionParameters
 from sglang_morph.controller.monitor import check_percentile
+from sglang_morph.controller.policy_options import flag
 from sglang_morph.controller.registry import create_policy
 from sglang_morph.options import FLOOR_POLICIES, PREFIX_POLICIES, MorphOptions
+from sglang_morph.precision.plan import ORDERS
 from sglang_morph.precision.variants.registry import check_variant
 from sglang_morph.refusals import MorphRefusal
-
-ORDERS = ("front", "back")
 
 
 def check_options(options: MorphOptions, device: str) -> None:
@@ -50,8 +50,7 @@ def _check_policy(options: MorphOptions) -> None:
 def _check_request_policies(options: MorphOptions) -> None:
     for name, known in (("floor_policy", FLOOR_POLICIES), ("prefix_policy", PREFIX_POLICIES)):
         if (given := getattr(options, name)) not in known:
-            flag = "--morph-" + name.replace("_", "-")
-            raise MorphRefusal(f"{flag} is {given!r}; give one of {', '.join(known)}")
+            raise MorphRefusal(f"{flag(name)} is {given!r}; give one of {', '.join(known)}")
 
 
 def _check_plan(options: MorphOptions, device: str) -> None:
@@ -91,13 +90,10 @@ def _check_halves(options: MorphOptions, device: str) -> None:
             f"--memory-backend {options.memory_backend} has no merge GEMM kernel for this "
             f"{'GPU' if device == 'cuda' else device} yet; use --memory-backend layer_swap"
         )
-    for flag, value in (
-        ("--morph-bundle", options.bundle),
-        ("--morph-variant-checkpoint", options.variant_checkpoint),
-    ):
-        if value is not None:
+    for name in ("bundle", "variant_checkpoint"):
+        if getattr(options, name) is not None:
             raise MorphRefusal(
-                f"{flag} does not work with --memory-backend {options.memory_backend}: lower "
+                f"{flag(name)} does not work with --memory-backend {options.memory_backend}: lower "
                 "precision is the upper half of the weights themselves; leave it out (--morph-plan "
                 "gives an order of layers), or use --memory-backend layer_swap"
             )

@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass
 from math import inf
 from typing import Any
 
+from sglang_morph.controller.policy_options import flag
 from sglang_morph.controller.rates import RateWindow
 from sglang_morph.controller.signals import Signals
 
@@ -60,20 +61,16 @@ class EvictionParameters:
         for name in ("eviction_quality_price", "eviction_min_pressure"):
             value = getattr(self, name)
             if not 0 <= value < inf:
-                raise ValueError(f"{_flag(name)} is {value}: give a number, 0 or more")
+                raise ValueError(f"{flag(name)} is {value}: give a number, 0 or more")
         if not 0 <= self.eviction_victim_reuse <= 1:
             raise ValueError(
-                f"{_flag('eviction_victim_reuse')} is {self.eviction_victim_reuse}: "
+                f"{flag('eviction_victim_reuse')} is {self.eviction_victim_reuse}: "
                 "give a fraction, 0 to 1"
             )
         if not 0 < self.eviction_dwell_s < inf:
             raise ValueError(
-                f"{_flag('eviction_dwell_s')} is {self.eviction_dwell_s}: give seconds above 0"
+                f"{flag('eviction_dwell_s')} is {self.eviction_dwell_s}: give seconds above 0"
             )
-
-
-def _flag(name: str) -> str:
-    return "--morph-" + name.replace("_", "-")
 
 
 class PrefixReuse:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib.util
 import time
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.markup import escape
+
+from sglang_morph.refuse import refuse
 
 app = typer.Typer(help="Try and compare policies without a server.", no_args_is_help=True)
 
@@ -58,9 +60,9 @@ def replay_command(
         runs = runs_of(read_events(events), top_level)
         found = [replay(run, spec) for run in runs for spec in specs]
     except OSError as error:
-        _refuse(f"{events} can't be read: {error.strerror}; give an event log")
+        refuse(f"{events} can't be read: {error.strerror}; give an event log")
     except ValueError as error:
-        _refuse(str(error))
+        refuse(str(error))
     Console().print(actions_table(found), agreement_table(found))
     if plot is not None:
         _need_matplotlib()
@@ -121,7 +123,7 @@ def simulate(
             rates, specs, requests, Slo(slo_ttft, slo_tpot), tick_s=tick, record=plot is not None
         )
     except ValueError as error:
-        _refuse(str(error))
+        refuse(str(error))
     passed = time.perf_counter() - began
     summaries = [trial.summary for trial in trials]
     if markdown:
@@ -174,7 +176,7 @@ def solve_command(
             assumed = replace(assumed, accuracy_cost=accuracy_cost)
         solution = solve_profile(rates, assumed)
     except ValueError as error:
-        _refuse(str(error))
+        refuse(str(error))
     console = Console()
     console.print(f"Lower precision from demand {solution.enter_demand:.2f} on (over base pages),")
     console.print(f"restore it at {solution.leave_demand:.2f} or less.")
@@ -193,9 +195,4 @@ def solve_command(
 
 def _need_matplotlib() -> None:
     if importlib.util.find_spec("matplotlib") is None:
-        _refuse("--plot needs matplotlib; install the extra: pip install 'sglang-morph[bench]'")
-
-
-def _refuse(message: str) -> NoReturn:
-    typer.echo(f"sglang_morph: {message}", err=True)
-    raise typer.Exit(2)
+        refuse("--plot needs matplotlib; install the extra: pip install 'sglang-morph[bench]'")

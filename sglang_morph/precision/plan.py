@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import pairwise
@@ -178,11 +179,18 @@ def default_plan(
     """
     if order not in ORDERS:
         raise PlanError(f"unknown order {order!r} of the default plan; use {' or '.join(ORDERS)}")
-    layers = list(range(identity.num_layers))
+    orders = dict.fromkeys(variants, fixed_order(order, identity.num_layers))
+    return plan_in_order(identity, orders, f"default plan, {order} first")
+
+
+def fixed_order(order: str, count: int, seed: int = 0) -> list[int]:
+    """`front`, `back` or, by `seed`, `random`: over `count` layers."""
+    layers = list(range(count))
     if order == "back":
         layers.reverse()
-    orders = dict.fromkeys(variants, layers)
-    return plan_in_order(identity, orders, f"default plan, {order} first")
+    elif order == "random":
+        random.Random(f"order {seed}").shuffle(layers)
+    return layers
 
 
 def plan_in_order(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +19,8 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+
+from sglang_morph.refuse import refuse
 
 if TYPE_CHECKING:
     import torch
@@ -120,8 +121,7 @@ def profile(
                 bar.update,
             )
     except ValueError as error:
-        print(f"sglang_morph: {error}", file=sys.stderr)
-        raise typer.Exit(2) from error
+        refuse(str(error))
     _report(done)
 
 

@@ -16,22 +16,11 @@ from typing import Any
 import torch
 from torch.nn.functional import embedding
 
-from sglang_morph.precision.names import MORPHABLE_LINEARS
+from sglang_morph.precision.names import FUSED, MORPHABLE_LINEARS, NORMS
 from sglang_morph.preflight import ARCHITECTURES
 
 Weights = Mapping[str, torch.Tensor]
 """Path inside a decoder layer -> weight: the linears' `[N, K]`, the norms' `[K]`."""
-
-FUSED = {
-    "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
-}
-"""SGLang's linear -> those of the checkpoint that it consists of, in the order of their rows."""
-NORMS = {
-    "self_attn.qkv_proj": "input_layernorm",
-    "mlp.gate_up_proj": "post_attention_layernorm",
-}
-"""Linear -> the norm right before it, which can absorb a scaling of the linear's inputs."""
 
 
 class UnsupportedCheckpoint(ValueError):

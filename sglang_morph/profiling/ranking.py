@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 import torch
 
+from sglang_morph.precision.plan import fixed_order
 from sglang_morph.profiling.evaluations import Evaluations
 from sglang_morph.profiling.greedy import Pick, anyone, greedy_order, neighbours
 from sglang_morph.profiling.measures import Divergence
@@ -121,16 +121,6 @@ def check_order(order: str) -> None:
     """Raises ValueError for an unknown one."""
     if order not in ORDERS:
         raise ValueError(f"unknown order {order!r}; use one of {', '.join(ORDERS)}")
-
-
-def fixed_order(order: str, count: int, seed: int) -> list[int]:
-    """Of `FIXED_ORDERS`, over `count` layers."""
-    layers = list(range(count))
-    if order == "back":
-        layers.reverse()
-    elif order == "random":
-        random.Random(f"order {seed}").shuffle(layers)
-    return layers
 
 
 def _plain(count: int, stages: int) -> float:

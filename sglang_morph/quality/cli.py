@@ -6,11 +6,12 @@ import importlib.util
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from sglang_morph.demo.provenance import provenance
+from sglang_morph.refuse import refuse
 
 if TYPE_CHECKING:
     from sglang_morph.quality.results import QualityReport
@@ -60,7 +61,7 @@ def quality(
     references; throughout a response, and with a change of level in its middle.
     """
     if importlib.util.find_spec("matplotlib") is None:
-        _refuse("the picture needs matplotlib; install: pip install 'sglang-morph[bench]'")
+        refuse("the picture needs matplotlib; install: pip install 'sglang-morph[bench]'")
     from sglang_morph.quality.report import write_report
     from sglang_morph.quality.run import PlanChoice, QualityOptions
 
@@ -76,12 +77,12 @@ def quality(
         seed=seed,
     )
     if bundle is not None and plan is not None:
-        _refuse("--bundle and --plan are two sources of one plan; give one of them")
+        refuse("--bundle and --plan are two sources of one plan; give one of them")
     choice = PlanChoice(bundle, plan, variants.split(","), order)
     try:
         report = _run(model, choice, options, device)
     except (ValueError, OSError) as error:
-        _refuse(str(error).partition("\n")[0])
+        refuse(str(error).partition("\n")[0])
     _show(report)
     for file in write_report(report, out):
         typer.echo(f"Wrote {file}")
@@ -124,8 +125,3 @@ def _show(report: QualityReport) -> None:
     console.print(shown)
     for note in notes(report):
         console.print(escape(note))
-
-
-def _refuse(message: str) -> NoReturn:
-    typer.echo(f"sglang_morph: {message}", err=True)
-    raise typer.Exit(2)

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from sglang_morph.precision.names import FULL, MORPHABLE_LINEARS
+from sglang_morph.precision.names import FULL, FUSED, MORPHABLE_LINEARS, NORMS
 from sglang_morph.precision.variants.fp8 import quantize_rows
-from sglang_morph.profiling.model import FUSED, NORMS, LayeredModel, Weights
+from sglang_morph.profiling.model import LayeredModel, Weights
 
 LayerVariants = Sequence[str]
 """Each layer's variant, by layer index, as `PrecisionPlan.layer_variants` gives them."""

@@ -11,10 +11,16 @@ import torch
 
 from sglang_morph.bundle.bundle import Bundle
 from sglang_morph.demo.provenance import Provenance
-from sglang_morph.precision.plan import ModelIdentity, PlanError, PrecisionPlan, plan_in_order
+from sglang_morph.precision.plan import (
+    ModelIdentity,
+    PlanError,
+    PrecisionPlan,
+    fixed_order,
+    plan_in_order,
+)
 from sglang_morph.precision.quantizers.registry import create_layer_quantizer
 from sglang_morph.profiling.model import LayeredModel
-from sglang_morph.profiling.ranking import FIXED_ORDERS, fixed_order
+from sglang_morph.profiling.ranking import FIXED_ORDERS
 from sglang_morph.profiling.text import SplitText, TextOrigin, load_text, token_blocks
 from sglang_morph.profiling.variants import MadeVariant, make_variants
 from sglang_morph.quality.bundle_variants import bundle_variants, open_bundle

@@ -17,6 +17,7 @@ from memory_backends.semi_unified import SemiUnifiedBackend
 from memory_backends.units import UnitState
 from memory_backends.vmm import MIB, VmmFatalError
 from memory_backends.vmm.host import HostDriver
+from tests.memory_backends.fails_once import FailsOnce
 from tests.memory_backends.vmm.faulty import FaultyDriver, discard
 from tests.sglang_morph.controller.small_system import HalvesToyLayer, SmallSystem
 from tests.sglang_morph.controller.test_memory_machine import MemoryMachine
@@ -312,16 +313,8 @@ def test_memory_that_cannot_be_put_back_is_not_hidden(world: World) -> None:
     world.driver.fail()
 
 
-class Reluctant(HalvesToyLayer):
+class Reluctant(FailsOnce, HalvesToyLayer):
     """Fails once in taking `fail_on`, half-way."""
-
-    fail_on: str | None = None
-
-    def bind(self, variant: str, tensors: TensorMap) -> None:
-        super().bind(variant, tensors)
-        if variant == self.fail_on:
-            self.fail_on = None
-            raise RuntimeError("no luck")
 
 
 def reluctant_backend() -> tuple[SemiUnifiedBackend, list[Reluctant]]:

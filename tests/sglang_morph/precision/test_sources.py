@@ -18,6 +18,7 @@ from sglang_morph.precision.plan import PlanStep
 from sglang_morph.precision.quantizers.layer import LayerWeights, variants_for
 from sglang_morph.precision.sources import SourceError
 from sglang_morph.weights_digest import weights_digest
+from tests.memory_backends.fails_once import FailsOnce
 from tests.sglang_morph.precision.checkpoint_writer import (
     awq_config,
     awq_linear,
@@ -117,16 +118,8 @@ def test_a_variant_without_norms_gets_the_loaded_ones() -> None:
     assert norm.data_ptr() == layer.loaded_tensors()["input_layernorm.weight"].data_ptr()
 
 
-class FailingLayer(SglangLayer):
+class FailingLayer(FailsOnce, SglangLayer):
     """Fails once when it is asked to take `fail_on`, after everything has been switched."""
-
-    fail_on: str | None = None
-
-    def bind(self, variant: str, tensors: TensorMap) -> None:
-        super().bind(variant, tensors)
-        if variant == self.fail_on:
-            self.fail_on = None
-            raise RuntimeError("no luck")
 
 
 def adopt(model: Any) -> tuple[LayerSwapBackend, list[SglangLayer]]:

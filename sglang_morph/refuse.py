@@ -1,0 +1,13 @@
+"""How a command of `sglang-morph` ends that cannot do what was asked."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import typer
+
+
+def refuse(message: str) -> NoReturn:
+    """One line, with cause and remedy, and status 2."""
+    typer.echo(f"sglang_morph: {message}", err=True)
+    raise typer.Exit(2)
