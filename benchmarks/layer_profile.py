@@ -3,13 +3,15 @@
     python -m benchmarks.layer_profile smollm2 [--record]   # `sglang-morph profile` as it comes
     python -m benchmarks.layer_profile orders --work FOLDER # every search, exact and lazy
     python -m benchmarks.layer_profile llama8b              # 32 layers of random weights, on a GPU
+    python -m benchmarks.layer_profile record8b             # what that wrote, into acceptance.json
 
-`smollm2` and `orders` take SmolLM2-135M-Instruct on the CPU and write JSON to benchmarks/results.
+`smollm2` and `orders` take SmolLM2-135M-Instruct on the CPU. All write JSON to benchmarks/results.
 """
 
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import itertools
 import json
 import shlex
@@ -21,13 +23,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.table import Table
-from transformers import LlamaConfig
 
+from benchmarks import layer_profile_8b
 from benchmarks.acceptance import ACCEPTANCE, RESULTS, Row, upsert
-from sglang_morph.demo.model import ensure_model
+from benchmarks.layer_profile_8b import CALIBRATION, LEAST_SAVED
 from sglang_morph.demo.provenance import provenance
 from sglang_morph.precision.quantizers.awq import Awq
 from sglang_morph.precision.quantizers.layer import AsTheyAre
@@ -39,31 +40,22 @@ from sglang_morph.profiling.ranking import Ranking, Search, rank
 from sglang_morph.profiling.text import load_text
 from sglang_morph.profiling.variants import make_variants
 
-CALIBRATION = Calibration(blocks=4, length=128)
 COMPARED = Calibration(blocks=1, length=64)
 """Small, because `kl` without `lazy` tries 930 candidates."""
 MOST_MINUTES = 15
-LEAST_SAVED = 0.5
 SEARCHES = {
     "lis": Search("lis"),
     "kl": Search("kl"),
     "kl, lazy": Search("kl", lazy=True),
     "contiguous": Search("contiguous"),
 }
-LLAMA_8B = {
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "vocab_size": 128256,
-    "architectures": ["LlamaForCausalLM"],
-}
+GRACE_S = 60
+"""After a time budget, before a run that hangs is ended."""
 
 
 def smollm2(record: bool, command: str, console: Console) -> bool:
     """Time `sglang-morph profile` with its defaults, from loading to the finished bundle."""
-    folder = ensure_model(console)
+    folder = _small_model(console)
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
         model = LayeredModel.load(folder)
@@ -74,9 +66,9 @@ def smollm2(record: bool, command: str, console: Console) -> bool:
         )
     minutes = (time.monotonic() - began) / 60
     assert done.ranking is not None
-    _write("profile_smollm2.json", CALIBRATION, {"kl, lazy": done.ranking})
-    raw = "benchmarks/results/profile_smollm2.json"
     origin = asdict(provenance(command))
+    _write("profile_smollm2.json", origin, CALIBRATION, {"kl, lazy": done.ranking})
+    raw = "benchmarks/results/profile_smollm2.json"
     saved = done.ranking.forwards_saved_ratio
     rows = [
         Row(
@@ -98,8 +90,7 @@ def smollm2(record: bool, command: str, console: Console) -> bool:
             **origin,
         ),
     ]
-    for row in rows:
-        console.print(f"{row.name}: {row.value} {row.unit}, bar {row.bar}")
+    _say_rows(rows, console)
     if record:
         upsert(rows, ACCEPTANCE)
     return all(row.holds for row in rows)
@@ -110,7 +101,7 @@ def orders(names: Sequence[str], work: Path, console: Console) -> None:
 
     Goes on with the evaluations that an earlier run has left in `work`.
     """
-    folder = ensure_model(console)
+    folder = _small_model(console)
     model, text = LayeredModel.load(folder), load_text()
     token_ids = COMPARED.token_ids(text, folder)
     variants = default_variants("cpu")
@@ -121,24 +112,26 @@ def orders(names: Sequence[str], work: Path, console: Console) -> None:
         found[name] = rank(model, token_ids, ladder, SEARCHES[name], evaluations)
         _say(name, found[name], console)
     agreed = agreement(found)
-    _write("profile_orders_smollm2.json", COMPARED, found, agreed)
+    origin = asdict(provenance("python -m benchmarks.layer_profile orders --work FOLDER"))
+    _write("profile_orders_smollm2.json", origin, COMPARED, found, agreed)
     console.print(_table(agreed))
 
 
-def llama8b(device: str, console: Console) -> None:
-    """Rank 32 layers of random weights: what is measured is time alone."""
-    began = time.monotonic()
-    with tempfile.TemporaryDirectory() as scratch:
-        LlamaConfig(**LLAMA_8B, dtype="bfloat16").save_pretrained(scratch)
-        model = LayeredModel.load(scratch, device, random=True)
-        token_ids = torch.randint(0, LLAMA_8B["vocab_size"], (8, 256))
-        variants = default_variants(device)
-        ladder = collect(make_variants(model, variants, AsTheyAre(), token_ids), model, variants)
-        for name in ("lis", "kl"):
-            search = Search(name, batch=8)
-            evaluations = Evaluations(Path(scratch) / name, name)
-            _say(name, rank(model, token_ids, ladder, search, evaluations), console)
-    console.print(f"{(time.monotonic() - began) / 60:.1f} minutes in all")
+def llama8b(device: str, out: Path, budget_s: float, console: Console) -> bool:
+    """Whether all could be measured in time."""
+    faulthandler.dump_traceback_later(budget_s + GRACE_S, exit=True)
+    origin = provenance("python -m benchmarks.layer_profile llama8b")
+    measuring = layer_profile_8b.Measuring(device, out, budget_s, origin, console)
+    measuring.run()
+    faulthandler.cancel_dump_traceback_later()
+    return bool(measuring.document["finished"])
+
+
+def record8b(console: Console) -> bool:
+    rows = layer_profile_8b.acceptance_rows(json.loads(layer_profile_8b.RAW.read_bytes()))
+    upsert(rows, ACCEPTANCE)
+    _say_rows(rows, console)
+    return all(row.holds for row in rows)
 
 
 def agreement(found: Mapping[str, Ranking]) -> list[dict[str, Any]]:
@@ -165,6 +158,17 @@ def kendall_tau(first: Sequence[int], second: Sequence[int]) -> float:
     return sum(1 if place[a] < place[b] else -1 for a, b in pairs) / len(pairs)
 
 
+def _small_model(console: Console) -> Path:
+    from sglang_morph.demo.model import ensure_model  # a GPU machine may lack what converts it
+
+    return ensure_model(console)
+
+
+def _say_rows(rows: Sequence[Row], console: Console) -> None:
+    for row in rows:
+        console.print(f"{row.name}: {row.value} {row.unit}, bar {row.bar}")
+
+
 def _say(name: str, ranking: Ranking, console: Console) -> None:
     console.print(
         f"{name}: {ranking.seconds:.0f} s, {ranking.candidates} candidates, "
@@ -183,12 +187,14 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 def _write(
     name: str,
+    origin: Mapping[str, str],
     calibration: Calibration,
     rankings: Mapping[str, Ranking],
     agreed: Sequence[Mapping[str, Any]] = (),
 ) -> None:
     """Scores to 6 digits: they are for comparing, not for going on."""
     document = {
+        "origin": origin,
         "calibration": asdict(calibration),
         "rankings": {one: _brief(ranking) for one, ranking in rankings.items()},
         "agreement": list(agreed),
@@ -227,17 +233,25 @@ def main() -> int:
     compared.add_argument("--work", type=Path, required=True, help="folder of what is measured")
     large = commands.add_parser("llama8b")
     large.add_argument("--device", default="cuda")
+    large.add_argument(
+        "--out", type=Path, default=layer_profile_8b.RAW, help="JSON, kept up to date"
+    )
+    large.add_argument("--time-budget", type=float, default=300, metavar="SECONDS")
+    commands.add_parser("record8b")
     arguments = parser.parse_args()
     console = Console()
     command = shlex.join(["python", "-m", "benchmarks.layer_profile", *sys.argv[1:]])
+    holds = True
     if arguments.command == "smollm2":
-        return 0 if smollm2(arguments.record, command, console) else 1
-    if arguments.command == "orders":
+        holds = smollm2(arguments.record, command, console)
+    elif arguments.command == "orders":
         arguments.work.mkdir(parents=True, exist_ok=True)
         orders(arguments.only, arguments.work, console)
+    elif arguments.command == "llama8b":
+        holds = llama8b(arguments.device, arguments.out, arguments.time_budget, console)
     else:
-        llama8b(arguments.device, console)
-    return 0
+        holds = record8b(console)
+    return 0 if holds else 1
 
 
 if __name__ == "__main__":

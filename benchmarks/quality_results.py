@@ -41,6 +41,7 @@ ARMS = (
     Arm("int8", "int8", "rtn", "fp8"),
     Arm("int4 rtn", "int4", "rtn", "int4 rtn"),
     Arm("int4 awq", "int4", "awq", "int4 awq"),
+    Arm("int4 gptq", "int4", "gptq", "int4 awq"),
     Arm("int3 rtn", "int3", "rtn", "int4 rtn"),
     Arm("int3 awq", "int3", "awq", "int4 awq"),
 )
@@ -72,6 +73,14 @@ class Found(msgspec.Struct):
     cells: list[Cell]
     alternating: list[LevelResult]
     """Their `plan` is the arm."""
+    origins: dict[str, dict[str, str]] = {}
+    """Arm -> its own provenance, where it was measured later than the rest."""
+
+    def forget(self, arm: str) -> None:
+        """Of an arm, its orders too."""
+        self.cells = [cell for cell in self.cells if cell.arm != arm]
+        self.alternating = [result for result in self.alternating if result.plan != arm]
+        self.orders.pop(arm, None)
 
     def cell(self, arm: str, order: str, level: str) -> Cell | None:
         wanted = (arm, ANY if level == ALL else order, level)

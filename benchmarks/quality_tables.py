@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from benchmarks.acceptance import RESULTS, Row
 from benchmarks.quality_results import (
@@ -158,26 +159,22 @@ def _cell(found: Found, arm: str, order: str, level: str) -> Cell:
 
 def draw(found: Found) -> None:
     """KL against bytes freed, a panel for each variant; and the default order of all variants."""
-    figure = Figure(figsize=(16, 8), layout="constrained")
-    grid = figure.subplots(2, 4)
+    figure = Figure(figsize=(13, 12), layout=ConstrainedLayoutEngine(h_pad=0.12, w_pad=0.08))
+    grid = figure.subplots(3, 3)
     *panels, last = grid.flat
     for arm, axes in zip(ARMS, panels, strict=True):
         draw_lines(axes, {family: _line(found, arm.name, family) for family in FAMILIES})
-        axes.set(title=arm.name, xlim=(0, None), ylim=(0, None))
+        axes.set(title=arm.name, ylim=(0, None))
     draw_lines(last, {arm.name: _line(found, arm.name, DEFAULT_ORDER) for arm in ARMS})
-    last.set(title=f"all, order {DEFAULT_ORDER}", yscale="log", xlim=(0, None))
-    last.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
-    for axes in grid[-1]:
-        axes.set_xlabel("weights freed (MiB)")
-    for axes in grid[:, 0]:
-        axes.set_ylabel("KL(full || level), nats")
-    figure.legend(
-        *panels[0].get_legend_handles_labels(),
-        loc="outside lower center",
-        ncols=len(FAMILIES),
-        frameon=False,
-        title="order of layers",
-    )
+    last.set(title=f"all, order {DEFAULT_ORDER}", yscale="log")
+    for axes in grid.flat:
+        axes.set(xlim=(0, None), xlabel="weights freed (MiB)", ylabel="KL(full || level), nats")
+    for drawn, title, place in (
+        (panels[0], "order of layers", "outside lower left"),
+        (last, "lower right panel: variant", "outside lower right"),
+    ):
+        handles, labels = drawn.get_legend_handles_labels()
+        figure.legend(handles, labels, loc=place, ncols=4, frameon=False, title=title)
     figure.suptitle("SmolLM2-135M with a quarter, half and all of its layers lowered")
     figure.savefig(PICTURE, dpi=110)
 
@@ -195,20 +192,45 @@ def _line(found: Found, arm: str, family: str) -> list[Point]:
 
 def acceptance_rows(found: Found) -> list[Row]:
     full = perplexity(_text_of_full(found).loss)
-    rtn, awq, fp8 = (
+    rtn, awq, gptq, fp8 = (
         perplexity(_cell(found, arm, DEFAULT_ORDER, ALL).text.loss)
-        for arm in ("int4 rtn", "int4 awq", "fp8")
+        for arm in ("int4 rtn", "int4 awq", "int4 gptq", "fp8")
     )
     half = _cell(found, "fp8", DEFAULT_ORDER, "half").continuations
     if half is None:
         raise ValueError("the default order has no continuations; begin anew with --fresh")
     agreement, tokens = float(np.mean(half.agreement)), found.settings.continued_tokens
     numbers = [
-        ("ppl.full", round(full, 3), "", "", True),
-        ("ppl.int4_rtn", round(rtn, 3), "", "", True),
-        ("ppl.int4_awq", round(awq, 3), "", f"< {rtn:.3f}, that of int4_rtn", awq < rtn),
-        ("ppl.fp8", round(fp8, 3), "", "<= 1.02 x full", fp8 <= 1.02 * full),
-        ("token_agreement.half_layers_fp8", round(agreement, 3), f"of {tokens} tokens", "", True),
+        ("ppl.full", "", round(full, 3), "", "", True),
+        ("ppl.int4_rtn", "int4 rtn", round(rtn, 3), "", "", True),
+        (
+            "ppl.int4_awq",
+            "int4 awq",
+            round(awq, 3),
+            "",
+            f"< {rtn:.3f}, that of int4_rtn",
+            awq < rtn,
+        ),
+        (
+            "ppl.int4_gptq",
+            "int4 gptq",
+            round(gptq, 3),
+            "",
+            f"< {rtn:.3f}, that of int4_rtn",
+            gptq < rtn,
+        ),
+        ("ppl.fp8", "fp8", round(fp8, 3), "", "<= 1.02 x full", fp8 <= 1.02 * full),
+        (
+            "token_agreement.half_layers_fp8",
+            "fp8",
+            round(agreement, 3),
+            f"of {tokens} tokens",
+            "",
+            True,
+        ),
     ]
     raw = str(RAW.relative_to(RESULTS.parents[1]))
-    return [Row(f"quality.{name}", *rest, **found.provenance, raw=raw) for name, *rest in numbers]
+    return [
+        Row(f"quality.{name}", *rest, **found.origins.get(arm, found.provenance), raw=raw)
+        for name, arm, *rest in numbers
+    ]

@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 
 _BATCH = {"cpu": 1, "cuda": 8}
 """Candidates computed at once: a GPU reads a layer's weights once for all of them."""
+DATASET_HELP = (
+    "Instead of --text: python-docs (the default), a file or folder, FORMAT:PATH (text, jsonl, "
+    "parquet, sharegpt, longbench), or OWNER/NAME or OWNER/NAME:CONFIG in the hub's cache."
+)
 
 
 def profile(
@@ -40,6 +44,7 @@ def profile(
     text: Annotated[
         Path | None, typer.Option(help="UTF-8 text to calibrate on. None: Python's help topics.")
     ] = None,
+    dataset: Annotated[str | None, typer.Option(help=DATASET_HELP)] = None,
     variants: Annotated[
         str, typer.Option(help="Variants, largest first (int8,int4). Empty: the device's default.")
     ] = "",
@@ -50,7 +55,8 @@ def profile(
         str, typer.Option(help="lis: shares of LTS, LRS and MDS.")
     ] = "0.25,0.25,0.5",
     quantizer: Annotated[
-        str, typer.Option(help="rtn or awq, for variants of up to 4 bits; 8 bits are always rtn.")
+        str,
+        typer.Option(help="rtn, awq or gptq, for variants of up to 4 bits; 8 bits are always rtn."),
     ] = "awq",
     lazy: Annotated[
         bool | None,
@@ -87,11 +93,11 @@ def profile(
     from sglang_morph.bundle.checkpoint import checkpoint_folder
     from sglang_morph.precision.quantizers.registry import create_layer_quantizer
     from sglang_morph.precision.variants.registry import check_variant, default_variants
+    from sglang_morph.profiling.datasets import choose_text
     from sglang_morph.profiling.model import LayeredModel
     from sglang_morph.profiling.profile import Calibration
     from sglang_morph.profiling.profile import profile as make
     from sglang_morph.profiling.ranking import Search, check_order
-    from sglang_morph.profiling.text import load_text
 
     disable_progress_bar()  # transformers' own would break up ours
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -104,7 +110,7 @@ def profile(
         approximate = order == "kl" if lazy is None else lazy
         search = Search(order, _shares(weights), approximate, _BATCH.get(device, 1), seed)
         chosen = create_layer_quantizer(quantizer)
-        split = load_text(text, seed)
+        split = choose_text(text, dataset, seed)
         folder = checkpoint_folder(model)
         with _progress_bar() as bar:
             bar.phase("loading")

@@ -58,13 +58,17 @@ def load_text(path: Path | None = None, seed: int = 0) -> SplitText:
         return split_text(
             default_text(), f"help topics of Python {platform.python_version()}", seed
         )
+    return split_text(read_text(path), path.name, seed)
+
+
+def read_text(path: Path) -> str:
+    """Of a UTF-8 file. Raises `TextError`."""
     try:
-        content = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except OSError as error:
         raise TextError(f"{path} can't be read: {error.strerror}; give a UTF-8 file") from error
     except UnicodeDecodeError as error:
         raise TextError(f"{path} is not UTF-8 ({error.reason}); convert it") from error
-    return split_text(content, path.name, seed)
 
 
 def split_text(content: str, source: str, seed: int = 0) -> SplitText:

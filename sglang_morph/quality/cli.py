@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sglang_morph.demo.provenance import provenance
+from sglang_morph.profiling.cli import DATASET_HELP
 from sglang_morph.refuse import refuse
 
 if TYPE_CHECKING:
@@ -33,10 +34,11 @@ def quality(
         list[str],
         typer.Option(help="Of default plans: front, back or random. Repeat it for several."),
     ] = ["front"],  # noqa: B006 - typer reads it only
-    quantizer: Annotated[str, typer.Option(help="Of int4 and below: rtn or awq.")] = "rtn",
+    quantizer: Annotated[str, typer.Option(help="Of int4 and below: rtn, awq or gptq.")] = "rtn",
     text: Annotated[
         Path | None, typer.Option(help="UTF-8 text. None: the help topics of Python.")
     ] = None,
+    dataset: Annotated[str | None, typer.Option(help=DATASET_HELP)] = None,
     prompts: Annotated[
         Path | None,
         typer.Option(help="JSONL with LongBench's context, input, answers. None: docstrings."),
@@ -67,6 +69,7 @@ def quality(
 
     options = QualityOptions(
         text=text,
+        dataset=dataset,
         prompts=prompts,
         quantizer=quantizer,
         blocks=blocks,

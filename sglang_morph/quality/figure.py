@@ -1,4 +1,5 @@
-"""Quality against bytes freed. Colours are Okabe and Ito's; lines differ in dashes and markers."""
+"""Quality against bytes freed. Colours are Okabe and Ito's, grey instead of their yellow, which is
+too pale for lines; lines differ in dashes and markers as well."""
 
 from __future__ import annotations
 
@@ -13,9 +14,9 @@ from sglang_morph.quality.metrics import Interval
 
 LINES = tuple(
     zip(
-        ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"),
-        ("-", "--", "-.", ":", "-", "--", "-."),
-        ("o", "s", "^", "D", "v", "P", "X"),
+        ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F"),
+        ("-", "--", "-.", ":", "-", "--", "-.", ":"),
+        ("o", "s", "^", "D", "v", "P", "X", "*"),
         strict=True,
     )
 )

@@ -19,9 +19,10 @@ from sglang_morph.precision.plan import (
     plan_in_order,
 )
 from sglang_morph.precision.quantizers.registry import create_layer_quantizer
+from sglang_morph.profiling.datasets import choose_text
 from sglang_morph.profiling.model import LayeredModel
 from sglang_morph.profiling.ranking import FIXED_ORDERS
-from sglang_morph.profiling.text import SplitText, TextOrigin, load_text, token_blocks
+from sglang_morph.profiling.text import SplitText, TextOrigin, token_blocks
 from sglang_morph.profiling.variants import MadeVariant, make_variants
 from sglang_morph.quality.bundle_variants import bundle_variants, open_bundle
 from sglang_morph.quality.levels import Examiner, Material
@@ -41,6 +42,8 @@ class QualityOptions:
 
     text: Path | None = None
     """UTF-8 file; None: Python's help topics."""
+    dataset: str | None = None
+    """Instead of `text`, a name that `load_dataset` knows."""
     prompts: Path | None = None
     """LongBench's JSONL; None: Python's docstrings."""
     quantizer: str = "rtn"
@@ -160,7 +163,7 @@ def run_quality(
 
     Raises ValueError, one line, for a text, plan, bundle, model or variant that can't be used.
     """
-    text = load_text(options.text, options.seed)
+    text = choose_text(options.text, options.dataset, options.seed)
     told("loading the model", 0, 1)
     model, tokenizer = LayeredModel.load(folder, device), load_tokenizer(folder)
     identity = ModelIdentity.from_hf_config(model.config)

@@ -66,6 +66,7 @@ def test_it_goes_on_where_it_was_ended(
     assert {len(cell.layers) for cell in found.cells if cell.level == "half"} == {2}
     check_that_arms_are_told_apart(found)
     check_tables(found, small)
+    check_that_an_arm_is_measured_again(checkpoint, found)
 
 
 def check_that_arms_are_told_apart(found: Found) -> None:
@@ -74,6 +75,18 @@ def check_that_arms_are_told_apart(found: Found) -> None:
     assert rtn is not None
     assert awq is not None
     assert rtn.text.kl != awq.text.kl
+
+
+def check_that_an_arm_is_measured_again(checkpoint: Path, found: Found) -> None:
+    """With the same result, and an origin of its own."""
+    again = Measuring(checkpoint, Console(quiet=True), fresh=False, again="int4 gptq")
+    assert len(again.found.cells) == len(found.cells) - 17
+    again.run()
+    before, after = (one.cell("int4 gptq", "front", "all") for one in (found, again.found))
+    assert before == after
+    rows = {row.name: row for row in quality_tables.acceptance_rows(again.found)}
+    assert "--again 'int4 gptq'" in rows["quality.ppl.int4_gptq"].command
+    assert "--fresh" in rows["quality.ppl.full"].command
 
 
 def check_tables(found: Found, folder: Path) -> None:
@@ -92,5 +105,6 @@ def check_tables(found: Found, folder: Path) -> None:
         "quality.ppl.fp8",
         "quality.ppl.int4_rtn",
         "quality.ppl.int4_awq",
+        "quality.ppl.int4_gptq",
         "quality.token_agreement.half_layers_fp8",
     }

@@ -11,7 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from sglang_morph.bundle.bundle import Bundle
 from sglang_morph.engine import Engine
+from sglang_morph.precision.quantizers.layer import AsTheyAre
+from sglang_morph.profiling.model import LayeredModel
+from sglang_morph.profiling.profile import Calibration, profile
+from sglang_morph.profiling.ranking import Search
+from sglang_morph.profiling.text import load_text
 from tests.server.client import PROMPTS
 from tests.server.conftest import BASE_TOKENS, STRICT
 from tests.server.migrating_scheduler import (
@@ -28,7 +34,22 @@ class MigratingEngine(Engine):
 
 
 @pytest.fixture(scope="module")
-def engine(smollm2: Path) -> Iterator[MigratingEngine]:
+def bundle(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """All layers in `int8`, in an order that no default plan has."""
+    return profile(
+        smollm2,
+        LayeredModel.load(smollm2),
+        load_text(),
+        ("int8",),
+        AsTheyAre(),
+        Calibration(1, 16),
+        Search("random", seed=1),
+        tmp_path_factory.mktemp("bundles") / "smollm2",
+    ).bundle
+
+
+@pytest.fixture(scope="module")
+def engine(smollm2: Path, bundle: Bundle) -> Iterator[MigratingEngine]:
     environment = pytest.MonkeyPatch()
     for name, value in STRICT.items():
         environment.setenv(name, value)
@@ -38,6 +59,7 @@ def engine(smollm2: Path) -> Iterator[MigratingEngine]:
         model_path=str(smollm2),
         memory_backend="layer_swap",
         morph_policy="manual",
+        morph_bundle=str(bundle.folder),
         max_total_tokens=BASE_TOKENS,
         context_length=1024,
         sleep_on_idle=True,
@@ -69,6 +91,28 @@ def test_migrating_pages_in_every_step_changes_no_output(
     # A step has one tick, and every token takes a step.
     moved = engine.morph("status").payload["migrated_by_test"] - before
     assert moved >= PAGES_A_STEP * (GREEDY["max_new_tokens"] - 1)
+
+
+def test_a_bundles_plan_and_variants_are_served(engine: MigratingEngine, bundle: Bundle) -> None:
+    plan, prompt = bundle.plan, PROMPTS[0]
+    assert engine.morph("set_level", level=0).success
+    full = engine.generate(prompt, GREEDY)
+    before = engine.morph("verify").payload
+    status = engine.morph("status").payload
+    assert status["plan_digest"] == plan.digest
+    planned = [list(plan.layer_variants(level)) for level in range(len(plan.levels))]
+    assert [list(level["variants"]) for level in status["levels"]] == planned
+    assert planned[1] not in (sorted(planned[1]), sorted(planned[1], reverse=True))
+    assert engine.morph("set_level", level=plan.max_level).success
+    lowered = engine.generate(prompt, GREEDY)
+    assert engine.morph("status").payload["level"] == plan.max_level
+    assert set(lowered["meta_info"]["morph"]["generated_tokens"]) == {str(plan.max_level)}
+    assert lowered["text"].strip().startswith("Paris")
+    assert engine.morph("set_level", level=0).success
+    engine.flush_cache()
+    again = engine.generate(prompt, GREEDY)
+    assert again["output_ids"] == full["output_ids"]
+    assert engine.morph("verify").payload == before
 
 
 def test_level_is_set_through_the_engine(engine: MigratingEngine) -> None:

@@ -9,18 +9,23 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
 
+from sglang_morph.precision.quantizers.base import QuantizedWeight
+from sglang_morph.precision.quantizers.integer_zeros import IntegerZeros
 from sglang_morph.precision.quantizers.rtn import RoundToNearest
 from sglang_morph.precision.quantizers.statistics import InputStatistics
-from sglang_morph.precision.variants.base import Variant
+from sglang_morph.precision.variants.base import IntegerZerosVariant, QuantizedVariant, Variant
 from sglang_morph.precision.variants.registry import create_variant
 
 Variants = Mapping[str, Variant]
 """Linear's path -> the variant that it takes."""
+
+Codes = QuantizedWeight | IntegerZeros
+"""Of a weight: what a `QuantizedVariant`, or else an `IntegerZerosVariant`, is packed from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +38,16 @@ class LayerWeights:
     """Path -> weight `[K]` of the norms before the linears; empty: the norms must stay."""
     fixed_rows: frozenset[str] = frozenset()
     """Linears whose rows must not be scaled, because they have a bias."""
+    codes: Mapping[str, Codes] = field(default_factory=dict)
+    """Path -> codes that have been chosen already, for one variant; else the variant rounds."""
 
     def rounded(self, variants: Variants) -> dict[str, torch.Tensor]:
         """Path -> the float32 weight that `variants` stand for, norms included."""
         linears = {
-            path: variants[path].reference(weight).float() for path, weight in self.linears.items()
+            path: self.codes[path].dequantize()
+            if path in self.codes
+            else variants[path].reference(weight).float()
+            for path, weight in self.linears.items()
         }
         return linears | {path: norm.float() for path, norm in self.norms.items()}
 
@@ -49,7 +59,9 @@ class LayerWeights:
         tensors: dict[str, torch.Tensor] = {}
         for path, weight in self.linears.items():
             try:
-                parts = variants[path].encode(weight)
+                codes = self.codes.get(path)
+                variant = variants[path]
+                parts = variant.encode(weight) if codes is None else _packed(variant, codes)
             except ValueError as error:
                 raise ValueError(f"{path}: {error}") from error
             tensors |= {f"{path}.{part}": tensor for part, tensor in parts.items()}
@@ -57,6 +69,15 @@ class LayerWeights:
             if not torch.equal(norm, loaded.norms[path]):
                 tensors[f"{path}.weight"] = norm.cpu()
         return tensors
+
+
+def _packed(variant: Variant, codes: Codes) -> dict[str, torch.Tensor]:
+    if isinstance(codes, QuantizedWeight) and isinstance(variant, QuantizedVariant):
+        tensors = {name: getattr(codes, name).cpu() for name in ("codes", "scales", "zeros")}
+        return variant.pack(replace(codes, **tensors))
+    if isinstance(codes, IntegerZeros) and isinstance(variant, IntegerZerosVariant):
+        return variant.pack_integer_zeros(codes)
+    raise ValueError(f"{variant.name} is not packed from {type(codes).__name__}")
 
 
 class LayerQuantizer(ABC):

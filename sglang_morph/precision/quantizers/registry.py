@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sglang_morph.precision.quantizers.awq import Awq
 from sglang_morph.precision.quantizers.base import Quantizer
+from sglang_morph.precision.quantizers.gptq import Gptq
 from sglang_morph.precision.quantizers.layer import AsTheyAre, LayerQuantizer
 from sglang_morph.precision.quantizers.rtn import RoundToNearest
 
@@ -11,6 +12,7 @@ QUANTIZERS: dict[str, type[Quantizer]] = {RoundToNearest.name: RoundToNearest}
 LAYER_QUANTIZERS: dict[str, type[LayerQuantizer]] = {
     AsTheyAre.name: AsTheyAre,
     Awq.name: Awq,
+    Gptq.name: Gptq,
 }
 """What `--quantizer` may name."""
 

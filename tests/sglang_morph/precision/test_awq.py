@@ -169,7 +169,7 @@ def test_calibration_is_needed() -> None:
     layer = random_layer(GQA)
     with pytest.raises(ValueError, match="needs activations"):
         AWQ.adapt(layer, int4(layer))
-    with pytest.raises(ValueError, match="unknown quantizer 'best'; known are awq, rtn"):
+    with pytest.raises(ValueError, match="unknown quantizer 'best'; known are awq, gptq, rtn"):
         create_layer_quantizer("best")
 
 

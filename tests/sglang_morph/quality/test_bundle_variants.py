@@ -30,7 +30,8 @@ def make_bundle(checkpoint: Path, out: Path, names: Sequence[str], quantizer: st
 
 
 @pytest.mark.parametrize(
-    ("names", "quantizer"), [(INTEGERS, "rtn"), (INTEGERS, "awq"), (("fp8", "int4"), "rtn")]
+    ("names", "quantizer"),
+    [(INTEGERS, "rtn"), (INTEGERS, "awq"), (INTEGERS, "gptq"), (("fp8", "int4"), "rtn")],
 )
 def test_decoded_weights_are_those_that_were_encoded(
     checkpoint: Path, model: LayeredModel, tmp_path: Path, names: Sequence[str], quantizer: str
