@@ -32,6 +32,7 @@ SHAPES = {"qkv": (6144, 4096), "o": (4096, 4096), "gate_up": (28672, 4096), "dow
 TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 COLD_BYTES = 256 << 20
 """Of one shape's copies together; several times the L2 cache."""
+WAYS = ("plain", "fused", "scratch")
 BARS = {1: 1.10, 16: 1.10, 64: 1.10, 256: 1.15, 512: 1.15, 1024: 1.15, 4096: 1.08, 8192: 1.08}
 
 
@@ -55,17 +56,18 @@ def main() -> None:
     for tokens in (int(t) for t in arguments.tokens.split(",")):
         shapes = [time_shape(name, tokens, dtype, arguments.rounds) for name in SHAPES]
         plain = sum(s["plain_us"] for s in shapes)
-        best = sum(min(s["fused_us"] or 1e9, s["scratch_us"] or 1e9) for s in shapes)
+        best = sum(min(s[f"{way}_us"] or 1e9 for way in WAYS[1:]) for s in shapes)
         row: dict[str, Any] = {"m": tokens, "ratio_weighted": best / plain, "bar": BARS.get(tokens)}
-        for way in ("fused", "scratch"):
+        for way in WAYS[1:]:
             times = [s[f"{way}_us"] for s in shapes]
             row[f"{way}_ratio"] = sum(times) / plain if all(times) else None
         results["rows"].append(row | {"shapes": shapes})
+        ratios = " ".join(f"{way} {row[f'{way}_ratio'] or 0:.3f}" for way in WAYS[1:])
         report = " ".join(
-            f"{s['shape']}:{s['plain_us']:.1f}/{s['fused_us'] or 0:.1f}/{s['scratch_us'] or 0:.1f}"
+            f"{s['shape']} " + "/".join(f"{s[f'{way}_us'] or 0:.1f}" for way in WAYS)
             for s in shapes
         )
-        print(f"M {tokens}: fused {row['fused_ratio']} scratch {row['scratch_ratio']} {report}")
+        print(f"M {tokens}: {ratios}; us: {report}", flush=True)
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
         arguments.out.write_bytes(orjson.dumps(results, option=orjson.OPT_INDENT_2) + b"\n")
 
@@ -105,8 +107,7 @@ def time_shape(name: str, tokens: int, dtype: torch.dtype, rounds: int) -> dict[
         ways["scratch"] = by_scratch
     times = _interleaved(ways, rounds)
     return {"shape": name, "n": rows, "k": columns} | {
-        f"{way}_us": times[way] / copies if way in times else None
-        for way in ("plain", "fused", "scratch")
+        f"{way}_us": times[way] / copies if way in times else None for way in WAYS
     }
 
 

@@ -16,10 +16,12 @@ from benchmarks.acceptance import ACCEPTANCE, Row, load
 README = Path(__file__).parents[1] / "README.md"
 BENCHMARKS = README.parent / "docs" / "benchmarks.md"
 BEGIN = "<!-- results: written by python -m benchmarks.readme_table -->"
+BEGIN_GPU = "<!-- GPU numbers: written by python -m benchmarks.readme_table -->"
 END = "<!-- end of results -->"
 
 _DEMO = "demo/"
 _AB = "ab."
+_GPU = ("layer_swap.", "semi_unified.")
 _AB_COLUMNS = (
     ("TTFT P95 (s)", "p95_ttft_s"),
     ("SLO attainment", "slo_attainment"),
@@ -103,6 +105,20 @@ def _plain_table(rows: Sequence[Row]) -> str:
     return "\n".join([*lines, "", note])
 
 
+def gpu_table(rows: Sequence[Row]) -> str:
+    """What the backends cost on a GPU, a line for each number."""
+    lines = [_line("number", "value", "", "bar", "holds"), _line("---", "---:", *["---"] * 3)]
+    found = [row for row in rows if row.name.startswith(_GPU)]
+    for row in found:
+        lines.append(_line(row.name, _text(row.value), row.unit, row.bar, _text(row.holds)))
+    measured = {(row.date[:10], row.hardware, row.commit) for row in found}
+    origins = [
+        f"Measured on {day}, {hardware}, at commit {commit}."
+        for day, hardware, commit in sorted(measured)
+    ]
+    return "\n".join([*lines, "", *origins]) if found else ""
+
+
 def _line(*cells: str) -> str:
     return f"| {' | '.join(cells)} |"
 
@@ -134,6 +150,7 @@ def main() -> None:
         sys.exit(f"{ACCEPTANCE} has no rows yet: run `make record` first")
     write_section(README, results_section(rows))
     write_section(BENCHMARKS, ab_table(rows))
+    write_section(BENCHMARKS, gpu_table(rows), begin=BEGIN_GPU)
 
 
 if __name__ == "__main__":

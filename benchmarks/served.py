@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import shlex
+import signal
 import statistics
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
+import orjson
 
 from sglang_morph.bench.outcome import Outcome
 from sglang_morph.bench.replay import replay, run_loop
 from sglang_morph.bench.routes import make_route
 from sglang_morph.bench.workload import Workload, steady_workload
-from sglang_morph.demo.server import ServerProcess
+from sglang_morph.demo.server import ServerFailed, ServerProcess
 
-START_TIMEOUT_S = 300.0
+START_TIMEOUT_S = 240.0
 DRAIN_TIMEOUT_S = 300.0
 
 
@@ -29,6 +32,8 @@ class Batch:
     """Equal requests sent at once. Seconds."""
 
     outcomes: list[Outcome]
+    started: float
+    """UNIX seconds of time 0."""
     duration_s: float
 
     @property
@@ -45,27 +50,58 @@ class Batch:
         return sum(not o.ok for o in self.outcomes)
 
 
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A server that answers requests."""
+
+    url: str
+    ready_s: float
+    """From the start of all servers to its first answer."""
+
+
 @contextmanager
-def serving(commands: Mapping[str, str], logs: Path) -> Iterator[dict[str, str]]:
-    """Start all `commands` (`python -m ...`) at once; name -> URL once all are ready."""
+def serving(commands: Mapping[str, str], logs: Path) -> Iterator[dict[str, Served]]:
+    """Start all `commands` (`python -m ...`) at once; by name, those that became ready.
+
+    Says of the others why they didn't. Raises `ServerFailed` where none did. SIGTERM ends this
+    process as Ctrl-C does, so that no server outlives it.
+    """
+    signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
     with ExitStack() as stack:
+        began = time.monotonic()
         servers = {
             name: stack.enter_context(
                 ServerProcess([sys.executable, *shlex.split(command)[1:]], {}, logs / f"{name}.log")
             )
             for name, command in commands.items()
         }
-        began = time.monotonic()
-        for name, server in servers.items():
-            server.wait_ready(START_TIMEOUT_S, lambda passed: None)
-            print(f"{name} is ready after {time.monotonic() - began:.0f} s", flush=True)
-        yield {name: server.url for name, server in servers.items()}
+
+        def ready_after(server: ServerProcess) -> float | ServerFailed:
+            try:
+                server.wait_ready(START_TIMEOUT_S, lambda passed: None)
+            except ServerFailed as error:
+                server.stop()
+                return error
+            return time.monotonic() - began
+
+        with ThreadPoolExecutor(len(servers)) as pool:
+            waits = dict(zip(servers, pool.map(ready_after, servers.values()), strict=True))
+        served = {}
+        for name, wait in waits.items():
+            if isinstance(wait, ServerFailed):
+                print(f"{name} did not start: {wait}", flush=True)
+            else:
+                print(f"{name} is ready after {wait:.0f} s", flush=True)
+                served[name] = Served(servers[name].url, wait)
+        if not served:
+            raise ServerFailed("no server became ready")
+        yield served
 
 
 def send(url: str, workload: Workload) -> Batch:
     """Send `workload` and wait for every answer."""
     done = run_loop(replay(url, make_route("sglang", "default"), workload, DRAIN_TIMEOUT_S))
-    return Batch(done.outcomes, done.duration_s)
+    return Batch(done.outcomes, done.started, done.duration_s)
 
 
 def equal_requests(number: int, inputs: int, outputs: int, seed: int) -> Workload:
@@ -107,3 +143,10 @@ class Morphing:
 
     def verify(self) -> dict[str, Any]:
         return self._http.post("/morph/verify").raise_for_status().json()
+
+
+def save(results: dict[str, Any], path: Path) -> None:
+    """As JSON, whole, so that what was measured before an interruption is there."""
+    scratch = path.with_suffix(".tmp")
+    scratch.write_bytes(orjson.dumps(results, option=orjson.OPT_INDENT_2) + b"\n")
+    scratch.replace(path)

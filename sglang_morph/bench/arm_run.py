@@ -1,4 +1,4 @@
-"""One run: a fresh server of an arm, warmed up, and every workload against it in a row."""
+"""A server of an arm: started, warmed up, measured, checked. One run is all workloads in a row."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from sglang_morph.bench.record import write_record
 from sglang_morph.bench.routes import make_route
 from sglang_morph.bench.server_control import (
     NotSettled,
-    memory_of,
     morph_status,
     server_info,
     set_level,
@@ -36,7 +35,8 @@ CONTROL = "low-load-control"
 EVENTS = "events.jsonl"
 RUN = "run.json"
 
-_RUN_ERRORS = (ServerFailed, NotSettled, httpx.HTTPError)
+RUN_ERRORS = (ServerFailed, NotSettled, httpx.HTTPError)
+"""What ends a server's use, but not a comparison."""
 
 
 class Progress(Protocol):
@@ -78,23 +78,29 @@ class ArmServer:
             command += ["--morph-event-log", str(self.event_log)]
         return command
 
+    def process(self) -> ServerProcess:
+        """The server, not started yet."""
+        return ServerProcess(self.command(), self.arm.env, self.folder / "server.log")
+
+    def measured(self, process: ServerProcess) -> MeasuredServer:
+        return MeasuredServer(
+            process.url,
+            make_route(self.plan.route, self.plan.served_model),
+            self.plan.model,
+            self.event_log,
+            self.plan.settle_timeout_s,
+            self.plan.drain_timeout_s,
+            self.arm.level,
+            self.arm.weights_gib,
+            alone=self.plan.servers == "fresh",
+        )
+
     @contextmanager
     def running(self, progress: Progress) -> Iterator[tuple[ServerProcess, MeasuredServer]]:
         """A server that answers requests. Raises `ServerFailed` if it never does."""
-        with ServerProcess(self.command(), self.arm.env, self.folder / "server.log") as process:
+        with self.process() as process:
             process.wait_ready(self.plan.start_timeout_s, progress.starting)
-            yield (
-                process,
-                MeasuredServer(
-                    process.url,
-                    make_route(self.plan.route, self.plan.served_model),
-                    self.plan.model,
-                    self.event_log,
-                    self.plan.settle_timeout_s,
-                    self.plan.drain_timeout_s,
-                    self.arm.level,
-                ),
-            )
+            yield process, self.measured(process)
 
 
 @dataclass(slots=True)
@@ -114,6 +120,64 @@ class RunReport:
     weights_identical: bool | None = None
     """Whether the weights' digest was the same before and after; None where not compared."""
 
+    def save(self, folder: Path) -> None:
+        (folder / RUN).write_bytes(orjson.dumps(self, option=orjson.OPT_INDENT_2))
+
+
+def new_report(server: ArmServer, origin: Provenance) -> RunReport:
+    return RunReport(
+        arm=server.arm.name,
+        command=server.command(),
+        env=server.arm.env,
+        card=None if server.card is None else server.card.as_dict(),
+        origin=asdict(origin),
+    )
+
+
+@dataclass(slots=True)
+class ArmSession:
+    """A server that answers requests, from its warm-up to the check of its weights.
+
+    All of it may raise one of `RUN_ERRORS`; then the server is of no more use.
+    """
+
+    server: ArmServer
+    process: ServerProcess
+    measured: MeasuredServer
+    report: RunReport
+    digest: str | None = None
+    """Of the weights before anything was sent; None where they are not compared."""
+
+    def begin(self) -> None:
+        """Note its memory, bring it to its level and warm it up."""
+        url = self.measured.url
+        self.report.memory = _memory(self.measured)
+        if self.server.event_log is not None and self.server.plan.verify_weights:
+            self.digest = weights_digest(url)
+        self.server.pin(self.measured)
+        if morph := self.report.memory.get("morph"):
+            morph["resting_tokens"] = morph_status(url)["capacity_tokens"]
+        self.measured.send(self.server.warmup)
+
+    def measure(self, workload: Workload, slo: Slo, folder: Path, progress: Progress) -> None:
+        """Replay from rest, and write the record into `folder`."""
+        self.measured.settle()
+        progress.replaying(workload.name, len(workload.requests))
+        record = self.measured.measure(workload, slo, self.server.arm.name, progress.finished)
+        write_record(folder, workload.name, record)
+        self.process.check_alive()
+
+    def end(self) -> None:
+        """Bring it to rest, and compare its weights with what they were."""
+        url, arm = self.measured.url, self.server.arm
+        self.measured.settle()
+        if self.digest is None:
+            return
+        if arm.level:
+            set_level(url, 0)
+            wait_for_level(url, 0, self.server.plan.settle_timeout_s)
+        self.report.weights_identical = self.digest == weights_digest(url)
+
 
 def run_arm(
     server: ArmServer,
@@ -128,57 +192,29 @@ def run_arm(
     `error` says why. Raises `ServerFailed` only for a server that never became ready.
     """
     started = time.monotonic()
-    report = RunReport(
-        arm=server.arm.name,
-        command=server.command(),
-        env=server.arm.env,
-        card=None if server.card is None else server.card.as_dict(),
-        origin=asdict(origin),
-    )
+    report = new_report(server, origin)
     with server.running(progress) as (process, measured):
         report.start_s = time.monotonic() - started
+        session = ArmSession(server, process, measured, report)
         try:
-            _measure_all(server, process, measured, slo, workloads, report, progress)
-        except _RUN_ERRORS as error:
-            report.error = f"{type(error).__name__}: {error}"
+            session.begin()
+            for workload in workloads:
+                session.measure(workload, slo, server.folder, progress)
+            session.end()
+        except RUN_ERRORS as error:
+            report.error = describe(error)
     report.wall_s = time.monotonic() - started
-    (server.folder / RUN).write_bytes(orjson.dumps(report, option=orjson.OPT_INDENT_2))
+    report.save(server.folder)
     return report
 
 
-def _measure_all(
-    server: ArmServer,
-    process: ServerProcess,
-    measured: MeasuredServer,
-    slo: Slo,
-    workloads: Sequence[Workload],
-    report: RunReport,
-    progress: Progress,
-) -> None:
-    verify = server.event_log is not None and server.plan.verify_weights
-    report.memory = _memory(measured)
-    before = weights_digest(measured.url) if verify else None
-    server.pin(measured)
-    if morph := report.memory.get("morph"):
-        morph["resting_tokens"] = morph_status(measured.url)["capacity_tokens"]
-    measured.send(server.warmup)
-    for workload in workloads:
-        measured.settle()
-        progress.replaying(workload.name, len(workload.requests))
-        record = measured.measure(workload, slo, server.arm.name, progress.finished)
-        write_record(server.folder, workload.name, record)
-        process.check_alive()
-    measured.settle()
-    if before is not None:
-        if server.arm.level:
-            set_level(measured.url, 0)
-            wait_for_level(measured.url, 0, server.plan.settle_timeout_s)
-        report.weights_identical = before == weights_digest(measured.url)
+def describe(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def _memory(measured: MeasuredServer) -> dict[str, Any]:
     """What the server says of its memory, and of the bytes it can move."""
-    memory: dict[str, Any] = {"sglang": memory_of(server_info(measured.url))}
+    memory: dict[str, Any] = {"sglang": measured.memory(server_info(measured.url))}
     if measured.event_log is not None:
         status = morph_status(measured.url)
         memory["morph"] = {

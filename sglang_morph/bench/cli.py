@@ -130,19 +130,22 @@ def ab(
     ] = None,
     slot: Annotated[int | None, typer.Option(min=0, help="Do the runs of this slot only.")] = None,
     stop_after: Annotated[
-        float | None, typer.Option(help="Begin no run that would end later than this many s.")
+        float | None,
+        typer.Option(help="Begin nothing that would end later than this many s."),
     ] = None,
     gpu_memory_gib: Annotated[
         float | None, typer.Option(help="Emulate a GPU of so many GiB, whatever the plan says.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the schedule only.")] = False,
 ) -> None:
-    """Compare arms: a fresh server a run, the same prompts, in counterbalanced order.
+    """Compare arms: the same prompts, in counterbalanced order, and a fresh server a run unless the
+    plan says otherwise.
 
     Exit status 0: all runs asked for are done; 3: runs are left, call again; 2: it could not run.
     """
     from sglang_morph.bench.comparison_run import carry_out, open_folder, pending_runs
     from sglang_morph.bench.progress import RunLine
+    from sglang_morph.bench.together_run import carry_out_together
 
     signal.signal(signal.SIGTERM, _leave)
     origin = provenance(shlex.join(["sglang-morph", *sys.argv[1:]]))
@@ -153,9 +156,8 @@ def ab(
             return
         open_folder(output, prepared)
         runs = pending_runs(output, prepared.schedule, slot)
-        left = carry_out(
-            prepared, runs, output, origin, lambda run: RunLine(run.folder), stop_after
-        )
+        run_all = carry_out if prepared.plan.servers == "fresh" else carry_out_together
+        left = run_all(prepared, runs, output, origin, lambda run: RunLine(run.folder), stop_after)
     if left:
         typer.echo(f"{len(left)} runs are left: call again with the same --output")
         raise typer.Exit(_MORE)
@@ -257,5 +259,8 @@ def _print_schedule(prepared: Prepared) -> None:
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    """Unwind as for Ctrl-C, so that the server is ended."""
-    raise SystemExit(128 + number)
+    """Unwind as for Ctrl-C, so that servers are ended.
+
+    Not by an exception: raised in a callback of the event loop it would end nothing but a request.
+    """
+    signal.raise_signal(signal.SIGINT)

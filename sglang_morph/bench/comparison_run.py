@@ -2,6 +2,7 @@
 
 DIR/plan.json       what is being run, with the schedule and digests of the workloads
 DIR/runs/NAME/      one run; finished once it has a file `done`
+DIR/servers/NAME/   logs of a server that several runs share, where servers are started together
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from typing import Any
 import msgspec
 import orjson
 
-from sglang_morph.bench.arm_run import CONTROL, ArmServer, Progress, run_arm
+from sglang_morph.bench.arm_run import CONTROL, RUN, ArmServer, Progress, run_arm
 from sglang_morph.bench.card import Card, real_gpu_gib
 from sglang_morph.bench.plan import Plan, PlanError, Steady
 from sglang_morph.bench.prompts import default_text, text_tokens
-from sglang_morph.bench.record import read_record
+from sglang_morph.bench.record import has_record, read_record
 from sglang_morph.bench.schedule import ScheduledRun, make_schedule, make_slots
 from sglang_morph.bench.statistics import Slo, percentile
 from sglang_morph.bench.workload import Workload, make_workload, steady_workload
@@ -82,6 +83,10 @@ def prepare(plan: Plan, time_budget_s: float | None) -> Prepared:
         workloads.insert(0, _steady(CONTROL, tokens, plan.control, plan.seed + 1))
     warmup = _steady(_WARMUP, tokens, plan.warmup, plan.seed + 2)
     names = [arm.name for arm in plan.arms]
+    if plan.servers == "together" and time_budget_s is not None:
+        raise PlanError(
+            "servers started together have no slots; give --stop-after instead of --time-budget"
+        )
     if time_budget_s is None:
         schedule = make_schedule(names, plan.repetitions)
     else:
@@ -127,6 +132,12 @@ def pending_runs(
         for run in schedule
         if slot in (None, run.block) and not (folder / "runs" / run.folder / DONE).exists()
     ]
+
+
+def has_results(plan: Plan, folder: Path) -> bool:
+    """Whether what a run has measured counts: once it is finished or, where arms take turns, at
+    any time, since then all arms are as far."""
+    return (folder / (DONE if plan.servers == "fresh" else RUN)).exists()
 
 
 def carry_out(
@@ -176,7 +187,8 @@ def measured_slo(plan: Plan, output: Path, schedule: Sequence[ScheduledRun]) -> 
         return plan.slo
     for run in schedule:
         folder = output / "runs" / run.folder
-        if run.arm == plan.reference_arm and (folder / DONE).exists():
+        is_reference = run.arm == plan.reference_arm and has_results(plan, folder)
+        if is_reference and has_record(folder, CONTROL):
             outcomes = read_record(folder, CONTROL).outcomes
             itls = [itl for outcome in outcomes if outcome.ok for itl in outcome.itls_s]
             if itls:

@@ -48,6 +48,21 @@ class MeasuredServer:
     drain_timeout_s: float
     level: int = 0
     """Precision level at which it rests."""
+    weights_gib: float | None = None
+    """Of its weights, where that is known better than by its own word."""
+    alone: bool = True
+    """Whether it loaded with no other server beside it."""
+
+    def memory(self, info: Mapping[str, Any] | None) -> dict[str, Any] | None:
+        """`memory_of`, without `weight` where nobody knows it."""
+        memory = memory_of(info)
+        if memory is None or info is None:
+            return memory
+        if self.weights_gib is not None:
+            return {**memory, "weight": self.weights_gib}
+        if self.alone or info.get("device") == "cpu":
+            return memory
+        return {key: value for key, value in memory.items() if key != "weight"}
 
     def settle(self) -> None:
         """Bring it to rest: idle, at its level, with nothing cached. Raises `NotSettled`."""
@@ -118,7 +133,7 @@ class MeasuredServer:
             and started <= event["time"] <= now
         ]
         samples = (
-            static_samples(sampler.readings, _shape(info))
+            static_samples(sampler.readings, _shape(self.memory(info)))
             if self.event_log is None
             else morph_samples(events)
         )
@@ -131,9 +146,9 @@ class MeasuredServer:
         )
 
 
-def _shape(info: Mapping[str, Any] | None) -> ModelShape:
-    """Sizes by what the server tells of its memory; zero where it doesn't."""
-    memory = memory_of(info) or {}
+def _shape(told: Mapping[str, Any] | None) -> ModelShape:
+    """Sizes by what is known of a server's memory; zero where nothing is."""
+    memory = told or {}
     capacity = memory.get("token_capacity") or 0
     return ModelShape(
         layer_weight_bytes=round(_GIB * memory.get("weight", 0.0)),

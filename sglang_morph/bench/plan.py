@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -33,6 +33,10 @@ class Arm(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     level: Annotated[int, msgspec.Meta(ge=0)] = 0
     """Precision level at which its server rests. Above 0 the benchmark sets it once, before the
     warm-up, so that the arm is a static one of lower precision.
+    """
+    weights_gib: Positive | None = None
+    """Of the weights as loaded; None: what the server tells. One that loads beside others on a GPU
+    can't tell: SGLang takes the fall of free memory for it.
     """
 
     def __post_init__(self) -> None:
@@ -95,6 +99,10 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     workloads: list[WorkloadSpec]
     reference: Name | None = None
     """Arm that the others are compared with, in every slot; by default the first."""
+    servers: Literal["fresh", "together"] = "fresh"
+    """`fresh`: every run starts a server and ends it. `together`: the servers of all arms are
+    started at once and take turns on the same machine, which saves their starts.
+    """
     repetitions: Count = 3
     seed: int = 0
     route: RouteName = "sglang"
@@ -126,6 +134,11 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             raise ValueError(f"reference {self.reference!r} is none of the arms")
         if self.sweep and self.sweep.workload not in {w.name for w in self.workloads}:
             raise ValueError(f"the sweep's workload {self.sweep.workload!r} is none of the plan's")
+        if self.servers == "together" and self.gpu_memory_gib is not None:
+            raise ValueError(
+                "servers started together can't size their memory by what is free; leave "
+                "gpu_memory_gib out and give --max-total-tokens in every arm's command"
+            )
 
     @property
     def reference_arm(self) -> str:

@@ -45,6 +45,11 @@ def write_record(folder: Path, name: str, record: Record) -> None:
     (folder / f"{name}.server.json").write_bytes(observed)
 
 
+def has_record(folder: Path, name: str) -> bool:
+    """Whether `write_record` got to its end."""
+    return (folder / f"{name}.server.json").exists()
+
+
 def read_record(folder: Path, name: str) -> Record:
     raw = orjson.loads((folder / f"{name}.server.json").read_bytes())
     observed = Observed(

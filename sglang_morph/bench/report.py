@@ -58,8 +58,7 @@ def notes(found: Comparison) -> list[str]:
         "Latencies count from when a request was due.",
         "Medians over runs, with 95% bootstrap intervals over runs in brackets; ratios are over "
         f"the {plan.reference_arm} run of the same block. The best median is starred.",
-        f"{len(found.runs)} of {found.planned} runs are done. Every run is a fresh server; warm-up "
-        "is left out, the drain is in.",
+        f"{_how_far(found)} Warm-up is left out, the drain is in.",
         f"Measured on {origin['hardware']}, commit {origin['commit']}, "
         f"{origin['date'][:10]}, by {origin['command']}.",
     ]
@@ -76,6 +75,18 @@ def notes(found: Comparison) -> list[str]:
     if any(float(v or 0) > 0.005 for v in _lateness(found)):
         lines.append(f"{_WARNING} the replayer was more than 5 ms late (P99) in some runs.")
     return lines
+
+
+def _how_far(found: Comparison) -> str:
+    if found.plan.servers == "fresh":
+        return f"{len(found.runs)} of {found.planned} runs are done. Every run is a fresh server."
+    turns = sum(len(run.records) for run in found.runs)
+    planned = found.planned * len(found.description["workloads"])
+    return (
+        f"{turns} of {planned} turns are done. The servers of all arms ran on one machine at the "
+        "same time and took turns, each flushed and at rest at its level before its turn, while "
+        "the others were idle."
+    )
 
 
 def _uneven_memory(found: Comparison) -> str | None:

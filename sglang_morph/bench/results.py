@@ -11,14 +11,14 @@ import msgspec
 import orjson
 
 from sglang_morph.bench.arm_run import CONTROL, RUN
-from sglang_morph.bench.comparison_run import DONE, PLAN, measured_slo
+from sglang_morph.bench.comparison_run import PLAN, has_results, measured_slo
 from sglang_morph.bench.exposure import (
     full_precision_share,
     prefilled_by_level,
     quality_score,
 )
 from sglang_morph.bench.plan import Arm, Plan, PlanError, decode_path
-from sglang_morph.bench.record import Record, kv_pressure, read_record
+from sglang_morph.bench.record import Record, has_record, kv_pressure, read_record
 from sglang_morph.bench.schedule import ScheduledRun
 from sglang_morph.bench.statistics import Slo, percentile
 
@@ -27,7 +27,7 @@ _GIB = 2**30
 
 @dataclass(frozen=True, slots=True)
 class ArmRun:
-    """One finished run."""
+    """One run: finished or, where arms take turns, as far as it has come."""
 
     block: int
     arm: str
@@ -35,7 +35,7 @@ class ArmRun:
     report: dict[str, Any]
     """`run.json`."""
     records: dict[str, Record]
-    """By workload; those after an `error` are missing."""
+    """By workload; those not done yet and those after an `error` are missing."""
 
     @property
     def page_bytes(self) -> float:
@@ -50,13 +50,19 @@ class ArmRun:
 
     @property
     def total_bytes(self) -> float | None:
-        """Of weights and KV cache together, at level 0; None where the server doesn't tell."""
+        """Of weights and KV cache together, at level 0; None where the server doesn't tell.
+
+        With what a backend needs beside them on the device: scratch memory and padding.
+        """
         memory = self.report.get("memory") or {}
-        if morph := memory.get("morph"):
-            moving: float = morph["bytes"]["full_weights"] + morph["bytes"]["kv_base"]
-            return moving + self.fixed_weight_bytes
-        sglang = memory.get("sglang") or {}
-        return _GIB * (sglang["weight"] + sglang["kvcache"]) if "weight" in sglang else None
+        morph, sglang = memory.get("morph"), memory.get("sglang") or {}
+        if "weight" not in sglang:
+            return None
+        if morph is None:
+            return float(_GIB * (sglang["weight"] + sglang["kvcache"]))
+        owned = morph["bytes"]
+        extra = owned.get("unused", 0) + owned.get("detail", {}).get("scratch", 0)
+        return float(owned["full_weights"] + owned["kv_base"] + extra + self.fixed_weight_bytes)
 
     @property
     def fixed_weight_bytes(self) -> float:
@@ -81,7 +87,7 @@ class Comparison:
 
     @property
     def arms(self) -> list[str]:
-        """Arms with a finished run, in the plan's order."""
+        """Arms with a run, in the plan's order."""
         return [arm.name for arm in self.plan.arms if any(r.arm == arm.name for r in self.runs)]
 
     @property
@@ -110,7 +116,7 @@ def load_comparison(folder: Path) -> Comparison:
     runs = [
         _load_run(folder / "runs" / run.folder, run, names)
         for run in schedule
-        if (folder / "runs" / run.folder / DONE).exists()
+        if has_results(plan, folder / "runs" / run.folder)
     ]
     if not runs:
         raise PlanError(f"{folder} has no finished run yet; run `sglang-morph bench ab` first")
@@ -118,11 +124,7 @@ def load_comparison(folder: Path) -> Comparison:
 
 
 def _load_run(folder: Path, run: ScheduledRun, names: Sequence[str]) -> ArmRun:
-    records = {
-        name: read_record(folder, name)
-        for name in names
-        if (folder / f"{name}.server.json").exists()
-    }
+    records = {name: read_record(folder, name) for name in names if has_record(folder, name)}
     return ArmRun(run.block, run.arm, folder, orjson.loads((folder / RUN).read_bytes()), records)
 
 

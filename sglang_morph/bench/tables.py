@@ -164,7 +164,7 @@ def arms_table(found: Comparison) -> Table:
         runs = [run for run in found.runs if run.arm == arm]
         errors = [run.report["error"] for run in runs if run.report["error"]]
         checked = {run.report.get("weights_identical") for run in runs}
-        weights = "CHANGED" if False in checked else "identical" if True in checked else "not moved"
+        weights = _weights_afterwards(checked, found.plan.arm(arm).morphs)
         memory, size = runs[0].report.get("memory") or {}, runs[0].total_bytes
         rows.append(
             [
@@ -178,6 +178,14 @@ def arms_table(found: Comparison) -> Table:
             ]
         )
     return rows
+
+
+def _weights_afterwards(checked: set[bool | None], morphs: bool) -> str:
+    if False in checked:
+        return "CHANGED"
+    if True in checked:
+        return "identical"
+    return "not compared" if morphs else "not moved"
 
 
 def _tokens(memory: dict[str, dict[str, float]]) -> str:

@@ -2,9 +2,11 @@ import pytest
 
 from benchmarks.readme_table import (
     BEGIN,
+    BEGIN_GPU,
     BENCHMARKS,
     END,
     README,
+    gpu_table,
     results_section,
     write_section,
 )
@@ -41,6 +43,24 @@ def test_comparisons_have_a_line_for_each_trace_and_arm():
     assert not any(line.startswith("| ab.") for line in lines)
 
 
+def test_what_backends_cost_on_a_gpu_is_told_with_the_misses():
+    rows = [*ROWS, row("layer_swap.start_ratio", 1.7, unit="side by side", bar="<= 1.6")]
+    lines = gpu_table(rows).splitlines()
+    assert len(lines) == 5
+    assert lines[2].startswith("| layer_swap.start_ratio | 1.7 | side by side | <= 1.6 |")
+    assert "abc123" in lines[-1] and "a CPU" in lines[-1]
+    assert gpu_table(ROWS) == ""
+
+
+def test_both_tables_of_one_file_keep_out_of_each_other(tmp_path):
+    file = tmp_path / "benchmarks.md"
+    file.write_text(f"{BEGIN}\n{END}\nbetween\n{BEGIN_GPU}\n{END}\n")
+    write_section(file, "first")
+    write_section(file, "second", begin=BEGIN_GPU)
+    expected = f"{BEGIN}\n\nfirst\n\n{END}\nbetween\n{BEGIN_GPU}\n\nsecond\n\n{END}\n"
+    assert file.read_text() == expected
+
+
 def test_only_what_stands_between_the_markers_changes(tmp_path):
     readme = tmp_path / "README.md"
     readme.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
@@ -60,3 +80,4 @@ def test_a_readme_without_markers_is_left_alone(tmp_path):
 @pytest.mark.parametrize("file", [README, BENCHMARKS])
 def test_the_project_s_files_have_the_markers(file):
     assert BEGIN in file.read_text() and END in file.read_text()
+    assert file != BENCHMARKS or BEGIN_GPU in file.read_text()

@@ -1,0 +1,156 @@
+"""Arms whose servers run at once and take turns, with stubs for servers."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from typer.testing import CliRunner
+
+from sglang_morph.bench.arm_run import CONTROL
+from sglang_morph.bench.cli import app
+from sglang_morph.bench.report import notes
+from sglang_morph.bench.results import load_comparison
+from sglang_morph.bench.schedule import make_schedule
+from sglang_morph.bench.tables import arms_table
+from sglang_morph.bench.together_run import turns
+from sglang_morph.bench.workload import Workload
+
+STUB = "python -m tests.sglang_morph.bench.stub_server --tbt 0.005"
+PLAN = """
+name = "stubs"
+model = "{model}"
+servers = "together"
+repetitions = 1
+settle_timeout_s = 20
+drain_timeout_s = 20
+
+[warmup]
+requests = 2
+rate = 50
+output_tokens = 2
+
+[control]
+requests = 3
+rate = 20
+output_tokens = 3
+
+[[arms]]
+name = "static"
+command = "{stub} --slots 8"
+weights_gib = 0.5
+
+[[arms]]
+name = "broken"
+command = "{stub} --no-such-flag"
+
+[[arms]]
+name = "morph"
+command = "{stub} --slots 2 --memory-backend layer_swap"
+
+[[workloads]]
+name = "first"
+trace = "trace.csv"
+token_factor = 0.1
+
+[[workloads]]
+name = "second"
+trace = "trace.csv"
+token_factor = 0.05
+"""
+
+
+def bench(*arguments: object) -> tuple[int, str]:
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    return result.exit_code, result.output
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
+    folder = tmp_path_factory.mktemp("together")
+    rows = [f"2023-11-16 18:17:{0.05 * i:07.4f},{200 + i},{40 + 5 * i}" for i in range(12)]
+    (folder / "trace.csv").write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]))
+    path = folder / "plan.toml"
+    path.write_text(PLAN.format(model=model, stub=STUB))
+    return path
+
+
+def test_all_arms_take_one_workload_before_the_next() -> None:
+    workloads = [Workload(name, [], 1.0, {}) for name in (CONTROL, "w", "x")]
+    order = [
+        (t.run.block, t.workload.name, t.run.arm)
+        for t in turns(make_schedule(["a", "b", "c"], 2), workloads)
+    ]
+    assert order[:9] == [
+        *((0, CONTROL, arm) for arm in "abc"),
+        *((0, "w", arm) for arm in "abc"),
+        *((0, "x", arm) for arm in "cba"),
+    ]
+    assert [block for block, _, _ in order] == [0] * 9 + [1] * 9
+    assert len(set(order)) == 18
+
+
+def test_a_comparison_cut_off_shows_what_it_has_and_goes_on(plan: Path, tmp_path: Path) -> None:
+    status, text = bench("ab", "--plan", plan, "--output", tmp_path, "--stop-after", 0.1)
+    assert status == 3 and "3 runs are left" in text
+    cut_off = load_comparison(tmp_path)
+    # The first turn is always taken: the control of the reference arm.
+    assert {run.arm: list(run.records) for run in cut_off.runs} == {
+        "static": [CONTROL],
+        "broken": [],
+        "morph": [],
+    }
+    assert "1 of 9 turns are done" in " ".join(notes(cut_off))
+    before = (tmp_path / "runs" / "block00-static-0" / f"{CONTROL}.jsonl").stat().st_mtime_ns
+
+    status, text = bench("ab", "--plan", plan, "--output", tmp_path)
+    assert status == 3 and "1 runs are left" in text  # the arm that can't start
+    found = load_comparison(tmp_path)
+    static, broken, morph = found.runs
+    assert set(static.records) == set(morph.records) == {CONTROL, "first", "second"}
+    error = broken.report["error"]
+    assert not broken.records and error.startswith("ServerFailed") and "no-such-flag" in error
+    control = tmp_path / "runs" / "block00-static-0" / f"{CONTROL}.jsonl"
+    assert control.stat().st_mtime_ns == before, "a turn that was taken is not taken again"
+    assert morph.report["weights_identical"] is True
+    # Its own measure of its weights would hold what the others loaded meanwhile.
+    assert "weight" not in morph.report["memory"]["sglang"]
+    assert static.report["memory"]["sglang"]["weight"] == 0.5
+    assert {row[0]: row[4] for row in arms_table(found)[1:]}["morph"] == "identical"
+    starts = {
+        run.arm: [run.records[name].observed.started for name in ("first", "second")]
+        for run in (static, morph)
+    }
+    assert starts["static"][0] < starts["morph"][0] < starts["morph"][1] < starts["static"][1]
+    assert len(list((tmp_path / "servers").iterdir())) == 6, "each start keeps its own log"
+    assert bench("report", tmp_path)[0] == 0
+    assert "took turns" in (tmp_path / "report.md").read_text()
+
+
+def test_slots_and_an_emulated_card_are_refused(plan: Path, tmp_path: Path) -> None:
+    status, text = bench("ab", "--plan", plan, "--output", tmp_path, "--time-budget", 600)
+    assert status == 2 and "--stop-after" in text
+    status, text = bench("ab", "--plan", plan, "--output", tmp_path, "--gpu-memory-gib", 24)
+    assert status == 2 and "--max-total-tokens" in text
+
+
+def test_ending_it_in_a_turn_ends_the_servers_and_leaves_no_half_turn(
+    plan: Path, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "sglang_morph.cli", "bench", "ab", "--plan", str(plan)]
+    process = subprocess.Popen([*command, "--output", str(tmp_path)], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if b"static-0: first" in line:
+            break
+    time.sleep(0.4)  # answers are coming in
+    process.send_signal(signal.SIGTERM)
+    process.stdout.read()
+    assert process.wait(30) != 0
+    run = tmp_path / "runs" / "block00-static-0"
+    assert (run / f"{CONTROL}.jsonl").exists() and not (run / "first.jsonl").exists()
+    commands = [" ".join(p.info["cmdline"] or []) for p in psutil.process_iter(["cmdline"])]
+    assert not any(str(tmp_path) in command for command in commands), "a server outlived it"
