@@ -7,17 +7,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from memory_backends import backend_class
 from memory_backends.semi_unified import default_unit_bytes
 from memory_backends.shared_region import UNIT_STEP
+from memory_backends.vmm import VmmError, check_support
 from sglang_morph.bundle import AUTO
 from sglang_morph.bundle.bundle import Bundle
 from sglang_morph.bundle.serving import check_bundle
 from sglang_morph.host_memory import available_bytes
 from sglang_morph.options import MorphOptions
 from sglang_morph.precision.names import NOMINAL_BITS
+from sglang_morph.precision.nested.merge_gemm import CAPABILITY as MERGE_CAPABILITY
 from sglang_morph.precision.plan import ModelIdentity, PrecisionPlan, default_plan
 from sglang_morph.precision.quantizers.registry import create_quantizer
+from sglang_morph.precision.variants.base import NestedVariant
+from sglang_morph.precision.variants.kernel_times import KernelTimes, stored_times
 from sglang_morph.precision.variants.registry import (
     LOSSLESS_VARIANTS,
     check_variant,
@@ -34,6 +40,9 @@ ARCHITECTURES = (
     "Qwen3ForCausalLM",
 )
 """Models whose decoder layers are known: four dense linears over plain multi-head KV."""
+
+TRACED = "tc_piecewise"
+"""The prefill graphs of SGLang that go through torch's compiler."""
 
 _STATIC = "serve it with --memory-backend static"
 _GIB = 1 << 30
@@ -56,8 +65,11 @@ def check_model_and_host(server_args: Any, options: MorphOptions) -> None:
     model_config = server_args.get_model_config()
     config = model_config.hf_text_config
     check_architecture(model_config)
-    plan = make_plan(config, options, server_args.device)
     shapes = list(linear_shapes(config))
+    times = None
+    if follows_kernel_times(options, server_args.device):
+        times = stored_times(list(shapes_by_path(shapes).values()), model_config.dtype)
+    plan = make_plan(config, options, server_args.device, times)
     check_shapes(shapes, plan.variants, server_args.device)
     if options.bundle is not None:
         try:
@@ -73,7 +85,8 @@ def check_model_and_host(server_args: Any, options: MorphOptions) -> None:
             model_config.dtype,
         )
     if needs_lossless(options):
-        check_unit_size(shapes, plan, options, server_args.device)
+        check_halves(shapes, plan, options, server_args.device)
+        check_prefill_graphs(server_args, options)
         needed = residual_bytes(shapes, len(plan.steps))
     else:
         needed = host_bytes(shapes, plan, model_config.dtype.itemsize)
@@ -114,15 +127,20 @@ def _obstacle(model_config: Any) -> str | None:
     return None
 
 
-def make_plan(config: Any, options: MorphOptions, device: str) -> PrecisionPlan:
-    """The bundle's, or that of `--morph-plan`, else the default one. Raises `MorphRefusal`."""
+def make_plan(
+    config: Any, options: MorphOptions, device: str, times: KernelTimes | None = None
+) -> PrecisionPlan:
+    """The bundle's, or that of `--morph-plan`, else the default one. Raises `MorphRefusal`.
+
+    `times`: what the variants' kernels cost, where that is known and `follows_kernel_times`.
+    """
     try:
         identity = ModelIdentity.from_hf_config(config)
         if options.bundle not in (None, AUTO):
             plan = Bundle.open(Path(options.bundle)).plan
             plan.check_model(identity)
         elif options.plan is None:
-            variants = options.variants or _default_variants(options, device)
+            variants = options.variants or _default_variants(options, device, times)
             plan = default_plan(identity, variants, options.order)
         else:
             plan = PrecisionPlan.load(options.plan)
@@ -143,8 +161,18 @@ def needs_lossless(options: MorphOptions) -> bool:
     return not options.is_static and backend_class(options.memory_backend).lossless_only
 
 
-def _default_variants(options: MorphOptions, device: str) -> tuple[str, ...]:
-    return LOSSLESS_VARIANTS[:1] if needs_lossless(options) else default_variants(device)
+def follows_kernel_times(options: MorphOptions, device: str) -> bool:
+    """Whether the variants and their order are chosen by what their kernels cost."""
+    given = options.variants or options.plan or options.bundle not in (None, AUTO)
+    return device == "cuda" and not given and not needs_lossless(options)
+
+
+def _default_variants(
+    options: MorphOptions, device: str, times: KernelTimes | None
+) -> tuple[str, ...]:
+    if needs_lossless(options):
+        return LOSSLESS_VARIANTS[:1]
+    return default_variants(device) if times is None else times.order
 
 
 def _check_lossless(plan: PrecisionPlan, options: MorphOptions) -> None:
@@ -204,6 +232,48 @@ def host_bytes(shapes: Sequence[LinearShape], plan: PrecisionPlan, itemsize: int
 def residual_bytes(shapes: Sequence[LinearShape], layers: int) -> int:
     """The lower halves of `layers` decoder layers, one byte a weight."""
     return layers * sum(shape.rows * shape.columns for shape in shapes)
+
+
+def check_halves(
+    shapes: Sequence[LinearShape], plan: PrecisionPlan, options: MorphOptions, device: str
+) -> None:
+    """Raises `MorphRefusal` unless this device computes from halves and can lend the lower ones."""
+    check_unit_size(shapes, plan, options, device)
+    if device == "cuda":
+        _check_gpu(options)
+    for name in plan.variants:
+        variant = create_variant(name, device, create_quantizer("rtn"))
+        assert isinstance(variant, NestedVariant)
+        for shape in shapes:
+            if reason := variant.merged_obstacle(shape.rows, shape.columns):
+                raise MorphRefusal(
+                    f"{shape.path}: {reason}; use --memory-backend layer_swap in place of "
+                    f"{options.memory_backend}"
+                )
+
+
+def check_prefill_graphs(server_args: Any, options: MorphOptions) -> None:
+    """Raises `MorphRefusal` where prefill would be traced by torch's compiler."""
+    if server_args.device == "cuda" and server_args.cuda_graph_config.prefill.backend == TRACED:
+        raise MorphRefusal(
+            f"--cuda-graph-backend-prefill {TRACED} does not work with --memory-backend "
+            f"{options.memory_backend}: its kernels cannot be traced; set it to breakable or leave "
+            "it out, or use --memory-backend layer_swap"
+        )
+
+
+def _check_gpu(options: MorphOptions) -> None:
+    """Raises `MorphRefusal` unless the GPU has what it takes. Takes none of its memory."""
+    major, minor = torch.cuda.get_device_capability()
+    if (major, minor) != MERGE_CAPABILITY:
+        raise MorphRefusal(
+            f"--memory-backend {options.memory_backend} has kernels for Hopper GPUs (SM90) only, "
+            f"and this one is SM{major}{minor}; use --memory-backend layer_swap"
+        )
+    try:
+        check_support(torch.device("cuda"))
+    except VmmError as error:
+        raise MorphRefusal(str(error)) from error
 
 
 def check_unit_size(

@@ -40,7 +40,14 @@ from sglang_morph.precision.checkpoints.source import CheckpointSource
 from sglang_morph.precision.layers import find_morphable_layers
 from sglang_morph.precision.lossless import lossless_part
 from sglang_morph.precision.plan import PrecisionPlan
-from sglang_morph.preflight import linear_shapes, make_plan, shapes_by_path
+from sglang_morph.precision.variants.kernel_report import describe_kernels, kernels_of_layers
+from sglang_morph.precision.variants.kernel_times import KernelTimes, measured_times
+from sglang_morph.preflight import (
+    follows_kernel_times,
+    linear_shapes,
+    make_plan,
+    shapes_by_path,
+)
 from sglang_morph.variant_checkpoint import open_checkpoint
 from sglang_morph.weights_digest import weights_digest
 
@@ -67,7 +74,10 @@ class MorphRuntime:
         self._model_runner = model_runner
         device = torch.device(model_runner.device)
         config = model_runner.model_config.hf_text_config
-        self._plan: PrecisionPlan = make_plan(config, self._options, device.type)
+        self._kernel_times = self._measure_kernels(model_runner.model_config, device.type)
+        self._plan: PrecisionPlan = make_plan(
+            config, self._options, device.type, self._kernel_times
+        )
         checkpoint = self._open_checkpoint(model_runner.model_config, device.type)
         source = checkpoint or self._bundle_source(model_runner, device.type)
         layers = find_morphable_layers(model_runner.model, self._plan.variants, source=source)
@@ -80,7 +90,16 @@ class MorphRuntime:
             self._plan, self._kept_full = lossless_part(self._plan, layers)
         self._backend.adopt_weights(layers, self._plan.steps, device)
         logger.info("Variants of the layers ready in %.1f s", time.perf_counter() - began)
-        self._kernels = layers[0].kernels
+        kernels = [layer.kernels for layer in layers]
+        self._kernels = kernels_of_layers(kernels)
+        for line in describe_kernels(kernels):
+            logger.info("Kernels of %s", line)
+
+    def _measure_kernels(self, model_config: Any, device_type: str) -> KernelTimes | None:
+        if not follows_kernel_times(self._options, device_type):
+            return None
+        shapes = shapes_by_path(linear_shapes(model_config.hf_text_config))
+        return measured_times(list(shapes.values()), model_config.dtype)
 
     def _open_checkpoint(self, model_config: Any, device_type: str) -> CheckpointSource | None:
         if self._options.variant_checkpoint is None:
@@ -236,6 +255,7 @@ class MorphRuntime:
             "plan_digest": self._plan.digest,
             "kept_full_layers": self._kept_full,
             "kernels": self._kernels,
+            "kernel_times": self._kernel_times.status() if self._kernel_times else None,
             "bytes": {field: getattr(report, field) for field in report.__slots__},
             **self._controller.status(),
             **self._requests.status(),

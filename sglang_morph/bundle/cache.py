@@ -1,4 +1,5 @@
-"""Where bundles are kept unless told otherwise: models may lie in folders that can't be written."""
+"""Where bundles and measurements are kept unless told otherwise: models may lie in folders that
+can't be written."""
 
 from __future__ import annotations
 
@@ -12,6 +13,11 @@ def bundle_folder(model: str, fingerprint: str) -> Path:
     """Of the bundle with `fingerprint` for the model of that name or path."""
     name = Path(model).name or "model"
     return _root() / "bundles" / f"{name}-{fingerprint[:16]}"
+
+
+def kernel_times_file(gpu: str, fingerprint: str) -> Path:
+    """Of what kernels cost on GPUs of that name."""
+    return _root() / "kernel_times" / f"{gpu}-{fingerprint[:16]}.json"
 
 
 def _root() -> Path:

@@ -10,6 +10,7 @@ import torch
 from sglang_morph.precision.quantizers.base import check_weight
 from sglang_morph.precision.quantizers.integer_zeros import IntegerZeros, quantize_integer_zeros
 from sglang_morph.precision.variants.base import IntegerZerosVariant, Parts, finish
+from sglang_morph.precision.variants.marlin_build import ensure_built, is_built
 
 BITS = 4
 GROUP_SIZE = 128
@@ -40,6 +41,10 @@ class Int4Marlin(IntegerZerosVariant):
     def group_size(self, columns: int) -> int:
         return GROUP_SIZE
 
+    def is_built(self, dtype: torch.dtype) -> bool:
+        """Whether the kernels for weights of `dtype` need not be compiled."""
+        return is_built(dtype)
+
     def encode(self, weight: torch.Tensor) -> dict[str, torch.Tensor]:
         return self.pack_integer_zeros(self._quantize(weight))
 
@@ -52,6 +57,7 @@ class Int4Marlin(IntegerZerosVariant):
             marlin_zero_points,
         )
 
+        ensure_built(quantized.scales.dtype)
         rows, columns = quantized.codes.shape
         groups = quantized.scales.shape[1]
         device = torch.device("cuda", torch.cuda.current_device())

@@ -22,13 +22,17 @@ VARIANTS: dict[tuple[str, str], str] = {
     ("nested_fp8", "cuda"): f"{_PACKAGE}.fp8_cuda:NestedFp8Cuda",
     ("fp8", "cuda"): f"{_PACKAGE}.fp8_cuda:Fp8Cuda",
     ("int8", "cuda"): f"{_PACKAGE}.torch_reference:Int8Torch",
-    ("int4", "cuda"): f"{_PACKAGE}.int4_marlin:Int4Marlin",
+    ("int4", "cuda"): f"{_PACKAGE}.int4_autoawq:create_int4",
 }
-"""(variant, device type) -> `module:class`, imported when first used."""
+"""(variant, device type) -> `module:class`, or a function that makes one; imported when first
+used."""
 
 LOSSLESS_VARIANTS = ("nested_fp8",)
 """Variants that become the full weights again with a residual. Where a weight's values do not
 allow it, they take a stand-in that does not."""
+
+FP8_VARIANTS = ("nested_fp8", "fp8")
+"""Variants that a GPU needs FP8 tensor cores for."""
 
 FP8_CAPABILITY = (8, 9)
 """The first compute capability with FP8 tensor cores."""
@@ -37,16 +41,18 @@ FP8_CAPABILITY = (8, 9)
 def default_variants(device_type: str) -> tuple[str, ...]:
     """The variants a layer passes through by default. Raises ValueError for an unknown device.
 
-    Asks the GPU, where there is one, what it can do.
+    Asks the GPU, where there is one, what it can do. A server goes by what its kernels cost where
+    that is known (`kernel_times`).
     """
     if device_type == "cpu":
         return ("int8", "int4")
     if device_type == "cuda":
-        return ("nested_fp8",) if _has_fp8() else ("int8",)
+        return ("nested_fp8",) if has_fp8() else ("int8",)
     raise ValueError(f"there are no variants for device {device_type!r}; use cpu or cuda")
 
 
-def _has_fp8() -> bool:
+def has_fp8() -> bool:
+    """Whether there is a GPU with FP8 tensor cores."""
     import torch
 
     return torch.cuda.is_available() and torch.cuda.get_device_capability() >= FP8_CAPABILITY
