@@ -46,7 +46,7 @@ class MorphableLayer(Protocol):
         """Compute the variant's tensors into `out`, on the device, on the current stream."""
 
     def residual_tensors(self, variant: str, full: TensorMap) -> TensorMap:
-        """What `rebuild` needs besides a lossless variant's tensors, by name."""
+        """What `rebuild` needs besides a lossless variant's tensors, by name; on any device."""
 
     def rebuild(
         self, variant: str, tensors: TensorMap, residual: TensorMap, out: TensorMap
@@ -59,14 +59,20 @@ class MorphableLayer(Protocol):
         Must not fail and must not copy: it only switches references.
         """
 
+    def prepare_merged(self, variant: str) -> int:
+        """Make ready what `bind_merged` computes with; the bytes of scratch memory that it needs.
+
+        May compile kernels, and raises where they cannot be had; no weight is touched.
+        """
+
     def bind_merged(
         self, variant: str, tensors: TensorMap, residual: TensorMap, scratch: torch.Tensor
     ) -> None:
-        """Compute with the full weights, rebuilt from a lossless variant at every use of them.
+        """Compute at full precision from a lossless variant and its residual.
 
-        `scratch` (uint8, on the device, as long as the largest full tensor) is shared by all
-        layers: it holds a weight from the moment it is rebuilt to the end of the operation that
-        reads it. Only switches references, as `bind`.
+        `scratch` (uint8, on the device) is shared by all layers: it holds a weight, or some of its
+        rows, from the moment they are rebuilt to the end of the operation that reads them. Only
+        switches references, as `bind`.
         """
 
 

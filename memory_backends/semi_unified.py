@@ -7,15 +7,17 @@ physical memory that is shared with the KV cache, in the order of the plan:
     residual range   | step 0    | step 1      | step 2 | step 3 ...
     units            |   0   |   1   |   2   |   3   | ...
 
-At full precision a layer rebuilds each weight from both halves when it is used. A step of the plan
-makes it compute with the upper half alone; then depth `d` lends the units that lie wholly in the
-residuals of the first `d` steps. So lending copies nothing, and the last unit of a depth may stay
-at home because the next layer still reads from it. Coming back, units return home and the
-residuals are uploaded from their copies in host memory.
+At full precision a layer computes from both halves of its weights. A step of the plan makes it
+compute with the upper half alone; then depth `d` lends the units that lie wholly in the residuals
+of the first `d` steps. So lending copies nothing, and the last unit of a depth may stay at home
+because the next layer still reads from it. Coming back, units return home and the residuals are
+uploaded from their copies in host memory.
 
 A layer without a step of its own stays as it was loaded and is none of this backend's business.
 
-Unmapping does not wait for the device as a copy would; so everything in flight must have ended.
+Where the driver remaps, a forward in flight must have ended, because unmapping does not wait for it
+as a copy would. Where it aliases memory, as on a GPU, order on the device is enough: the caller's
+current stream comes after the forwards that read the residuals and the pages.
 """
 
 from __future__ import annotations
@@ -95,7 +97,7 @@ class SemiUnifiedBackend(MemoryBackend):
         self._unit_bytes = self._asked_unit_bytes or default_unit_bytes(device.type)
         self._uploads = UploadQueue(device)
         self._check_steps(layers, steps)
-        self._scratch_bytes = 0
+        self._scratch_bytes = max(layers[s.layer].prepare_merged(s.variant) for s in steps)
         self._plain_bytes = sum(
             tensor.nbytes
             for index in set(range(len(layers))) - {step.layer for step in steps}
@@ -104,6 +106,7 @@ class SemiUnifiedBackend(MemoryBackend):
         self._steps: list[_Step] = []
         for step in steps:
             self._steps.append(self._adopt(layers[step.layer], step.variant))
+        self._release_cached()
         self._units = -(-self._steps[-1].stop // self._unit_bytes)
 
     @staticmethod
@@ -125,15 +128,25 @@ class SemiUnifiedBackend(MemoryBackend):
         residual = layer.residual_tensors(variant, full)
         lower = {name: t for name, t in residual.items() if name.rpartition(".")[2] == LOWER}
         other = {name: t for name, t in residual.items() if name not in lower}
+        image = Image.pack(lower, pinned=self._device.type == "cuda")
         layout = Layout.of({**layer.derived_like(variant), **other})
+        del residual, lower
+        self._release_cached()
         resident = layout.views(torch.empty(layout.nbytes, dtype=torch.uint8, device=self._device))
         kept = {name: resident.pop(name).copy_(tensor) for name, tensor in other.items()}
         layer.derive(variant, full, resident)
-        self._scratch_bytes = max(self._scratch_bytes, *(t.nbytes for t in full.values()))
         layer.bind(FULL, placeholders(full, self._device))
-        image = Image.pack(lower, pinned=self._device.type == "cuda")
         start = self._steps[-1].stop if self._steps else 0
         return _Step(layer, variant, resident, kept, layout.nbytes, image, start)
+
+    def _release_cached(self) -> None:
+        """Give memory that torch keeps for reuse back to the device.
+
+        Upper halves, which stay for good, would otherwise pin what is left of blocks that weights
+        were in; and units are not allocated through torch.
+        """
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def kv_budget(self, available_bytes: int) -> int:
         """The shared region comes off; the upper halves are on the device already."""
@@ -283,7 +296,7 @@ class SemiUnifiedBackend(MemoryBackend):
         """Have the first `units` units, or more, in the KV range. Raises `BackendError`."""
         missing = range(self._lent, units)
         if missing:
-            self._finish_device_work()
+            self._finish_forwards()
             try:
                 self._region.lend(missing)
             except (VmmError, UnitError) as error:
@@ -296,7 +309,7 @@ class SemiUnifiedBackend(MemoryBackend):
         """
         surplus = range(self._units_at(depth), self._lent)
         if surplus:
-            self._finish_device_work()
+            self._finish_forwards()
             try:
                 self._region.take_back(surplus)
             except (VmmError, UnitError) as error:
@@ -330,8 +343,10 @@ class SemiUnifiedBackend(MemoryBackend):
         self._uploads.cancel()
         self._queued.clear()
 
-    def _finish_device_work(self) -> None:
-        torch.get_device_module(self._device).synchronize()
+    def _finish_forwards(self) -> None:
+        """They may read what is about to be unmapped."""
+        if self._region.remaps:
+            torch.get_device_module(self._device).synchronize()
 
     # Layers
 

@@ -9,6 +9,10 @@ goes with the memory, and is undefined where it has just arrived.
 
 The device must have finished with a range before it is unmapped: lend after the last forward that
 reads the residuals, take back after the last one that touches the pages.
+
+With a driver that `aliases`, unit `n` is mapped at home and at slot `n` from the beginning. Then
+lending and taking back change nothing but whose the bytes are, and it is enough that what the
+device does next is ordered after those forwards.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from memory_backends.base import PageRange
 from memory_backends.slab import align
-from memory_backends.units import Event, PageCount, UnitTable
+from memory_backends.units import Event, PageCount, UnitError, UnitTable
 from memory_backends.vmm.base import MIB, ByteRange, VmmDriver
 from memory_backends.vmm.transaction import Transaction
 
@@ -40,7 +44,8 @@ class SharedRegion:
 
     Raises ValueError for a bad size and `VmmError` if the driver refuses; then nothing is left
     behind. `lend` and `take_back` raise `UnitError` or `VmmError` and change nothing, or
-    `VmmFatalError` if that could not be brought about.
+    `VmmFatalError` if that could not be brought about. With aliases units are lent to the slots of
+    their own numbers only.
     """
 
     def __init__(
@@ -58,6 +63,8 @@ class SharedRegion:
                 f"a shared region needs base KV bytes and units: {base_bytes} bytes, {units} units"
             )
         self._driver = driver
+        self.remaps = not driver.aliases
+        """Whether lending and taking back change mappings: the host must wait for the device."""
         self.unit_bytes = unit_bytes
         self.units = UnitTable(units, on_free)
         """States; read it, `want` and `unwant`, but lend and take back through the region."""
@@ -72,6 +79,10 @@ class SharedRegion:
             for index, memory in enumerate(self._memory):
                 calls.map(self._home_address(index), memory)
             calls.set_access(self._residual_range.start, len(self._residual_range))
+            if not self.remaps:
+                for index, memory in enumerate(self._memory):
+                    calls.map(self._slot_address(index), memory)
+                calls.set_access(self._slot_address(0), units * unit_bytes)
             self.kv_tensor = driver.tensor(self._kv_range.start, len(self._kv_range))
             """uint8 over the whole KV range; only `kv_ranges` may be touched."""
             self.residual_tensor = driver.tensor(
@@ -99,7 +110,13 @@ class SharedRegion:
     def lend(self, units: Sequence[int]) -> list[ByteRange]:
         """Move units to the next slots, in the order given; the bytes of `kv_tensor` gained."""
         self.units.check(Event.LEND, units)
-        gained = [self.slot(slot) for slot in self.units.next_slots(len(units))]
+        slots = self.units.next_slots(len(units))
+        gained = [self.slot(slot) for slot in slots]
+        if not self.remaps:
+            if slots != list(units):
+                raise UnitError(f"units {list(units)} are not mapped at the next slots, {slots}")
+            self.units.lend(units)
+            return join(gained)
         with Transaction(self._driver) as calls:
             for index, slot in zip(units, gained, strict=True):
                 calls.unmap(self._home_address(index), self._memory[index])
@@ -111,6 +128,9 @@ class SharedRegion:
     def take_back(self, units: Sequence[int]) -> None:
         """Move lent units home. Their pages must be out of use and out of the allocator."""
         self.units.check(Event.TAKE_BACK, units)
+        if not self.remaps:
+            self.units.take_back(units)
+            return
         with Transaction(self._driver) as calls:
             for index in units:
                 calls.unmap(self._kv_address(index), self._memory[index])
@@ -142,22 +162,31 @@ class SharedRegion:
     def close(self) -> None:
         """Give all memory and addresses back. The tensors must not be touched any more."""
         for index, memory in enumerate(self._memory):
-            at_home = self.units[index].slot is None
-            address = self._home_address(index) if at_home else self._kv_address(index)
-            self._driver.unmap(address, self.unit_bytes)
+            for address in self._addresses(index):
+                self._driver.unmap(address, self.unit_bytes)
             self._driver.release(memory)
         self._driver.unmap(self._kv_range.start, self._base_bytes)
         self._driver.release(self._base)
         self._driver.free(self._kv_range)
         self._driver.free(self._residual_range)
 
+    def _addresses(self, unit: int) -> list[int]:
+        """Where the unit is mapped."""
+        if not self.remaps:
+            return [self._home_address(unit), self._slot_address(unit)]
+        at_home = self.units[unit].slot is None
+        return [self._home_address(unit) if at_home else self._kv_address(unit)]
+
     def _home_address(self, unit: int) -> int:
         return self._residual_range.start + self.home(unit).start
+
+    def _slot_address(self, slot: int) -> int:
+        return self._kv_range.start + self.slot(slot).start
 
     def _kv_address(self, unit: int) -> int:
         slot = self.units[unit].slot
         assert slot is not None, f"unit {unit} is not lent"
-        return self._kv_range.start + self.slot(slot).start
+        return self._slot_address(slot)
 
     @staticmethod
     def _open(calls: Transaction, origin: int, ranges: Iterable[ByteRange]) -> None:

@@ -85,10 +85,10 @@ def _check_halves(options: MorphOptions, device: str) -> None:
                 "--morph-unit-mib, or use --memory-backend semi_unified"
             )
         return
-    if device != "cpu":
+    if device not in ("cpu", "cuda"):
         raise MorphRefusal(
-            f"--memory-backend {options.memory_backend} has no merge GEMM kernel for this "
-            f"{'GPU' if device == 'cuda' else device} yet; use --memory-backend layer_swap"
+            f"--memory-backend {options.memory_backend} has no kernels for {device}; "
+            "use --memory-backend layer_swap"
         )
     for name in ("bundle", "variant_checkpoint"):
         if getattr(options, name) is not None:

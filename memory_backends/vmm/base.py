@@ -52,6 +52,10 @@ class VmmDriver(ABC):
     """
 
     device: torch.device
+    aliases: bool = False
+    """Whether memory is to be mapped at all its addresses at once and for good, in place of being
+    unmapped here to be mapped there. Every address then shows the same bytes, to work that begins
+    after the write has ended; nothing catches an access that should not be."""
 
     @property
     @abstractmethod

@@ -9,16 +9,38 @@ import torch
 from memory_backends.vmm.base import ByteRange, PhysicalMemory, VmmDriver, VmmError
 
 
-class CudaDriver(VmmDriver):
-    """Memory of one GPU, for that GPU alone. Raises `VmmError` if the GPU or its driver can't."""
+def check_support(device: torch.device) -> None:
+    """Raise `VmmError` unless the GPU has virtual memory management. Creates no context."""
+    api = _driver_api()
+    _call(api, "cuInit", 0)
+    index = torch.cuda.current_device() if device.index is None else device.index
+    supported = _call(
+        api,
+        "cuDeviceGetAttribute",
+        api.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
+        _call(api, "cuDeviceGet", index),
+    )
+    if not supported:
+        raise VmmError(
+            f"GPU {index} has no virtual memory management; use --memory-backend layer_swap"
+        )
 
-    def __init__(self, device: torch.device) -> None:
+
+class CudaDriver(VmmDriver):
+    """Memory of one GPU, for that GPU alone. Raises `VmmError` if the GPU or its driver can't.
+
+    `aliases`: unmapping does not wait for kernels in flight, so without aliases the host would
+    have to, for a whole forward. CUDA allows them where work is ordered by streams and events.
+    """
+
+    def __init__(self, device: torch.device, *, aliases: bool = True) -> None:
+        check_support(device)
         self._api = _driver_api()
+        self.aliases = aliases
         # Creates the device's primary context and makes it current: the driver's calls need one.
         torch.cuda.synchronize(device)
         index = torch.cuda.current_device() if device.index is None else device.index
         self.device = torch.device("cuda", index)
-        self._check_support(index)
         self._properties = self._allocation_properties(index)
         self._access = self._access_descriptor(index)
         self._granularity = int(
@@ -61,18 +83,6 @@ class CudaDriver(VmmDriver):
     def tensor(self, address: int, nbytes: int) -> torch.Tensor:
         return torch.as_tensor(_DeviceBytes(address, nbytes), device=self.device)
 
-    def _check_support(self, index: int) -> None:
-        attribute = self._api.CUdevice_attribute
-        supported = self._call(
-            "cuDeviceGetAttribute",
-            attribute.CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
-            self._call("cuDeviceGet", index),
-        )
-        if not supported:
-            raise VmmError(
-                f"{self.device} has no virtual memory management: use --memory-backend layer_swap"
-            )
-
     def _allocation_properties(self, index: int) -> Any:
         properties = self._api.CUmemAllocationProp()
         properties.type = self._api.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
@@ -88,18 +98,22 @@ class CudaDriver(VmmDriver):
         return access
 
     def _call(self, name: str, *arguments: Any) -> Any:
-        """Call the driver; its result, if it has one."""
-        error, *results = getattr(self._api, name)(*arguments)
-        if error == self._api.CUresult.CUDA_SUCCESS:
-            return results[0] if results else None
-        if error == self._api.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
-            raise VmmError(
-                f"{name}: out of memory on {self.device}; lower --mem-fraction-static, or end "
-                "other processes on this GPU"
-            )
-        _, text = self._api.cuGetErrorString(error)
-        numbers = [argument for argument in arguments if isinstance(argument, int)]
-        raise VmmError(f"{name}, {numbers}: {error.name}, {text.decode() if text else 'unknown'}")
+        return _call(self._api, name, *arguments)
+
+
+def _call(api: Any, name: str, *arguments: Any) -> Any:
+    """Call the driver; its result, if it has one."""
+    error, *results = getattr(api, name)(*arguments)
+    if error == api.CUresult.CUDA_SUCCESS:
+        return results[0] if results else None
+    if error == api.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
+        raise VmmError(
+            f"{name}: out of memory on the GPU; lower --mem-fraction-static, or end other "
+            "processes on this GPU"
+        )
+    _, text = api.cuGetErrorString(error)
+    numbers = [argument for argument in arguments if isinstance(argument, int)]
+    raise VmmError(f"{name}, {numbers}: {error.name}, {text.decode() if text else 'unknown'}")
 
 
 class _DeviceBytes:

@@ -50,8 +50,9 @@ class HostDriver(VmmDriver):
     Tensors keep their driver alive, and with the last of both goes what was not given back.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, aliases: bool = False) -> None:
         self.device = torch.device("cpu")
+        self.aliases = aliases
         self._raw: dict[ByteRange, ByteRange] = {}
         """Reservation -> the larger mapping in which it was aligned."""
         self._files: dict[int, int] = {}

@@ -17,7 +17,7 @@ from sglang_morph.precision.linear_method import MergedLinearMethod, VariantLine
 from sglang_morph.precision.names import FULL, MORPHABLE_LINEARS
 from sglang_morph.precision.quantizers.registry import create_quantizer
 from sglang_morph.precision.sources import SourceError, VariantSource
-from sglang_morph.precision.variants.base import DerivedVariant, NestedVariant, Variant
+from sglang_morph.precision.variants.base import DerivedVariant, Halves, NestedVariant, Variant
 from sglang_morph.precision.variants.preflight import preflight
 from sglang_morph.precision.variants.registry import create_variant, default_variants
 
@@ -168,18 +168,30 @@ class SglangLayer:
         for name, parameter in self._replaceable.items():
             parameter.use(tensors.get(name))
 
+    def prepare_merged(self, variant: str) -> int:
+        """Raises RuntimeError, one line with the remedy, where the kernels cannot be had."""
+        sizes = [0]
+        for path, encoder in self._nested(variant).items():
+            weight = self._linears[path].weight
+            encoder.prepare_merged(weight.data)
+            rows, columns = _merged_shape(encoder, weight)
+            sizes.append(rows * columns * weight.itemsize)
+        return max(sizes)
+
     def bind_merged(
         self, variant: str, tensors: TensorMap, residual: TensorMap, scratch: torch.Tensor
     ) -> None:
+        """Where scratch holds some rows only, `weight.data` stays and its bytes mean nothing."""
         parts, rest = self._by_linear(tensors), self._by_linear(residual)
         for path, encoder in self._nested(variant).items():
             linear = self._linears[path]
             weight = linear.weight.data
-            full = scratch[: weight.nbytes].view(weight.dtype).view(weight.shape)
-            linear.weight.data = full
-            linear.module.quant_method = MergedLinearMethod(
-                linear.method, encoder, parts[path], rest[path], full
-            )
+            rows, columns = _merged_shape(encoder, weight)
+            held = scratch[: rows * columns * weight.itemsize].view(weight.dtype)
+            halves = Halves(parts[path], rest[path], held.view(rows, columns))
+            if halves.scratch.shape == weight.shape:
+                linear.weight.data = halves.scratch
+            linear.module.quant_method = MergedLinearMethod(linear.method, encoder, halves)
 
     def _derived(self, variant: str) -> dict[str, DerivedVariant]:
         found = self._variants[variant]
@@ -237,6 +249,12 @@ class SglangLayer:
 def _layout_of(variant: DerivedVariant, weight: torch.Tensor) -> dict[str, torch.Tensor]:
     rows, columns = weight.shape
     return variant.empty_parts(rows, columns, "meta")
+
+
+def _merged_shape(variant: NestedVariant, weight: torch.Tensor) -> tuple[int, int]:
+    """Rows and columns of the scratch memory that `variant` wants for `weight`."""
+    rows, columns = weight.shape
+    return variant.merged_rows(rows, columns, weight.itemsize), columns
 
 
 def find_morphable_layers(

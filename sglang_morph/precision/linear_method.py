@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from sglang.srt.layers.quantization.base_config import LinearMethodBase
 
-from sglang_morph.precision.variants.base import NestedVariant, Parts, Variant
+from sglang_morph.precision.variants.base import Halves, NestedVariant, Parts, Variant
 
 
 class VariantLinearMethod(LinearMethodBase):
@@ -25,34 +27,28 @@ class VariantLinearMethod(LinearMethodBase):
 
 
 class MergedLinearMethod(LinearMethodBase):
-    """Full precision from two halves: the weight is rebuilt at every call, for `method` to use.
+    """Full precision from two halves; `method` is what the layer was loaded with.
 
-    So results are those of `method`, which the layer was loaded with, bit for bit. `weight` is
-    scratch memory, also of other layers, and the layer's own `weight` is a view of it.
+    Where the variant rebuilds the weight for `method` to use, results are those of `method` bit for
+    bit, and the layer's own `weight` is a view of the scratch memory it is rebuilt in.
     """
 
-    def __init__(
-        self,
-        method: LinearMethodBase,
-        variant: NestedVariant,
-        parts: Parts,
-        residual: Parts,
-        weight: torch.Tensor,
-    ) -> None:
+    def __init__(self, method: LinearMethodBase, variant: NestedVariant, halves: Halves) -> None:
         self._method = method
         self._variant = variant
-        self._parts = parts
-        self._residual = residual
-        self._weight = weight
+        self._halves = halves
 
     def rebuild(self) -> torch.Tensor:
-        """The full weight, valid until the next merge."""
-        self._variant.rebuild(self._parts, self._residual, self._weight)
-        return self._weight
+        """The full weight bit for bit, in memory of its own: a forward may be using the scratch."""
+        halves = self._halves
+        weight = torch.empty(
+            halves.residual["lower"].shape, dtype=halves.scratch.dtype, device=halves.scratch.device
+        )
+        self._variant.rebuild(halves.parts, halves.residual, weight)
+        return weight
 
     def apply(
         self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
-        self.rebuild()
-        y: torch.Tensor = self._method.apply(layer, x, bias)
-        return y
+        loaded = partial(self._method.apply, layer)
+        return self._variant.merged_linear(self._halves, x, bias, loaded)

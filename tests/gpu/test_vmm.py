@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from memory_backends.shared_region import SharedRegion
-from memory_backends.vmm import MIB, VmmDriver, VmmError, create_driver
+from memory_backends.vmm import MIB, VmmDriver, VmmError, check_support, create_driver
+from memory_backends.vmm.cuda import CudaDriver
 from memory_backends.vmm.transaction import Transaction
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
@@ -19,7 +20,12 @@ UNITS = 4
 
 @pytest.fixture(scope="module")
 def driver() -> VmmDriver:
-    return create_driver(torch.device("cuda"))
+    return CudaDriver(torch.device("cuda"), aliases=False)
+
+
+def test_this_gpu_has_virtual_memory() -> None:
+    check_support(torch.device("cuda"))
+    assert create_driver(torch.device("cuda")).aliases
 
 
 @pytest.fixture
@@ -80,4 +86,38 @@ def test_a_failed_block_is_undone(region: SharedRegion, driver: VmmDriver) -> No
         reserved = calls.reserve(UNIT)
         calls.map(reserved.start, calls.create(UNIT))
         calls.create(torch.cuda.mem_get_info()[1] // UNIT * UNIT * 2)
+    assert torch.cuda.mem_get_info()[0] == before
+
+
+def test_aliases_show_the_same_bytes_to_work_in_order() -> None:
+    """Written at one address and read at the other, by kernels and copies on two streams."""
+    driver = create_driver(torch.device("cuda"))
+    torch.cuda.empty_cache()
+    before = torch.cuda.mem_get_info()[0]
+    region = SharedRegion(driver, base_bytes=3 * MIB, units=UNITS, unit_bytes=UNIT)
+    assert before - torch.cuda.mem_get_info()[0] < (UNITS + 1) * UNIT, "memory is taken once"
+    region.uploaded(range(UNITS))
+    homes = region.residual_tensor
+    [gained] = region.lend(range(UNITS))
+    slots = region.kv_tensor[gained.start : gained.stop]
+    host = torch.empty(UNITS * UNIT, dtype=torch.uint8, pin_memory=True)
+    other, wrong = torch.cuda.Stream(), torch.zeros((), dtype=torch.int64, device="cuda")
+    for turn in range(1, 101):
+        slots.fill_(turn)  # through the KV address
+        wrong += (homes != turn).sum()
+        other.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(other):
+            homes.fill_(turn + 100)  # through the home address
+            event = torch.cuda.Event()
+            event.record()
+        torch.cuda.current_stream().wait_event(event)
+        wrong += (slots != turn + 100).sum()
+    assert int(wrong) == 0
+    host.fill_(7)
+    homes.copy_(host, non_blocking=True)  # by a copy engine
+    assert bool((slots == 7).all())
+    torch.cuda.synchronize()
+    region.take_back(range(UNITS))
+    region.close()
+    torch.cuda.empty_cache()  # of the comparisons above
     assert torch.cuda.mem_get_info()[0] == before

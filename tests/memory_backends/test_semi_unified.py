@@ -37,8 +37,8 @@ LENT_UNITS = (0, 0, 1, 2, 3, 5)
 class World:
     """A backend over toy layers, and KV pages that are written as they are lent."""
 
-    def __init__(self) -> None:
-        self.driver = FaultyDriver(HostDriver())
+    def __init__(self, *, aliases: bool = False) -> None:
+        self.driver = FaultyDriver(HostDriver(aliases=aliases))
         self.layers = [HalvesToyLayer(i, nbytes) for i, nbytes in enumerate(LAYER_BYTES)]
         self.backend = SemiUnifiedBackend(UNIT, lambda device: self.driver)
         steps = [SimpleNamespace(layer=layer, variant="half") for layer in ORDER]
@@ -135,6 +135,29 @@ def test_lowering_uploads_and_copies_nothing(world: World, monkeypatch: pytest.M
     assert world.backend.report().detail["units_lent"] == LENT_UNITS[5] * UNIT
 
 
+def test_with_aliases_nothing_is_mapped_and_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(aliases=True)
+    monkeypatch.setattr(torch.cpu, "synchronize", lambda: pytest.fail("waited for the device"))
+    world.driver.fail()
+    world.lower(5)
+    world.check()
+    world.begin_restore(0)
+    world.backend.restore(0)
+    world.check()
+    assert world.driver.calls == 0
+    discard(world.driver.inner)
+
+
+def test_where_memory_is_remapped_forwards_end_first(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits = []
+    monkeypatch.setattr(torch.cpu, "synchronize", lambda: waits.append(world.driver.calls))
+    world.driver.fail()
+    world.backend.lower(5)
+    assert waits == [0]
+
+
 def test_a_restore_uploads_only_what_was_lost(world: World) -> None:
     """Layer 1's residual crosses the edge of the only unit that depth 2 lends."""
     world.lower(2)
@@ -169,10 +192,11 @@ def test_a_restore_needs_no_preparation(world: World) -> None:
 depths = st.integers(0, len(ORDER))
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@pytest.mark.parametrize("aliases", [False, True], ids=["remapped", "aliased"])
+@settings(max_examples=25, deadline=None, derandomize=True)
 @given(st.lists(st.tuples(st.sampled_from(["lower", "restore", "advance"]), depths), max_size=10))
-def test_any_sequence_keeps_weights_and_kv(moves: list[tuple[str, int]]) -> None:
-    world = World()
+def test_any_sequence_keeps_weights_and_kv(aliases: bool, moves: list[tuple[str, int]]) -> None:
+    world = World(aliases=aliases)
     backend, target = world.backend, 0
     try:
         for kind, depth in moves:
@@ -371,6 +395,18 @@ def test_plans_that_do_not_fit(
 ) -> None:
     with pytest.raises(BackendError, match=message):
         adopt([layer_type(0, 4096)], plan)
+
+
+def test_missing_kernels_are_known_before_a_weight_is_touched() -> None:
+    class WithoutKernel(HalvesToyLayer):
+        def prepare_merged(self, variant: str) -> int:
+            raise RuntimeError("no kernel here; use layer_swap")
+
+    layers = [HalvesToyLayer(0, 4096), WithoutKernel(1, 4096)]
+    before = [layer.bound["weight"] for layer in layers]
+    with pytest.raises(RuntimeError, match="no kernel here"):
+        adopt(layers, [0, 1])
+    assert [layer.bound["weight"] for layer in layers] == before
 
 
 def test_a_bad_unit_size_is_refused() -> None:

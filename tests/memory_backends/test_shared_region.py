@@ -113,6 +113,54 @@ def test_a_hole_is_filled_first(driver: FaultyDriver) -> None:
     assert region.kv_ranges() == [ByteRange(0, 6 * UNIT)]
 
 
+def test_aliased_memory_is_mapped_at_both_places_for_good() -> None:
+    driver = FaultyDriver(HostDriver(aliases=True))
+    region = build(driver)
+    mapped = driver.census.mappings()
+    driver.fail()
+    assert region.lend([0, 1]) == [ByteRange(2 * UNIT, 4 * UNIT)]
+    assert region.kv_ranges() == [ByteRange(0, 4 * UNIT)]
+    for unit in (0, 1):
+        assert bool((at_slot(region, unit) == unit + 1).all())
+    at_slot(region, 1).fill_(77)
+    region.take_back([1])
+    assert bool((home(region, 1) == 77).all())
+    assert region.units[1].condition.memory is UnitState.FREE
+    assert driver.calls == 0 and driver.census.mappings() == mapped
+    region.close()
+    assert not driver.census.mappings() and not driver.census.files()
+    discard(driver.inner)
+
+
+def test_aliased_units_go_to_their_own_slots() -> None:
+    driver = FaultyDriver(HostDriver(aliases=True))
+    region = build(driver)
+    for units in ([2, 0], [1], [0, 2]):
+        with pytest.raises(UnitError, match="not mapped at the next slots"):
+            region.lend(units)
+    assert region.units.counts()[UnitState.BACKED] == UNITS
+    region.lend([0])
+    region.lend([1, 2])
+    region.close()
+
+
+def test_a_failed_start_with_aliases_leaves_nothing_behind() -> None:
+    call = 0
+    while True:
+        call += 1
+        driver = FaultyDriver(HostDriver(aliases=True))
+        driver.fail(call)
+        try:
+            region = SharedRegion(driver, base_bytes=BASE, units=UNITS, unit_bytes=UNIT)
+        except VmmError:
+            assert not driver.census.mappings() and not driver.census.files()
+            continue
+        driver.fail()
+        region.close()
+        break
+    assert call > 4 * UNITS
+
+
 def test_memory_in_use_does_not_move(driver: FaultyDriver) -> None:
     region = build(driver)
     region.lend([0, 1])

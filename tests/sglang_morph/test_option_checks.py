@@ -84,6 +84,9 @@ def test_units_of_any_multiple_of_2_mib() -> None:
     check_options(MorphOptions(memory_backend="semi_unified", unit_mib=6), "cpu")
 
 
-def test_halves_are_not_merged_on_a_gpu_yet() -> None:
-    with pytest.raises(MorphRefusal, match="no merge GEMM kernel for this GPU yet.*layer_swap"):
-        check_options(MorphOptions(memory_backend="semi_unified"), "cuda")
+def test_halves_are_merged_on_cpu_and_cuda_only() -> None:
+    options = MorphOptions(memory_backend="semi_unified")
+    for device in ("cpu", "cuda"):
+        check_options(options, device)
+    with pytest.raises(MorphRefusal, match="semi_unified has no kernels for xpu.*layer_swap"):
+        check_options(options, "xpu")

@@ -9,16 +9,23 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from sglang.srt.server_args import ServerArgs
 from transformers import AutoConfig, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
+from memory_backends.vmm import VmmError
 from sglang_morph import preflight
 from sglang_morph.options import MorphOptions
+from sglang_morph.precision.nested import merge_gemm
 from sglang_morph.precision.plan import ModelIdentity, default_plan
+from sglang_morph.precision.variants.nested_fp8 import NestedFp8
+from sglang_morph.precision.variants.registry import create_variant
 from sglang_morph.preflight import (
     check_architecture,
+    check_halves,
     check_host_memory,
     check_model_and_host,
+    check_prefill_graphs,
     check_shapes,
     check_unit_size,
     host_bytes,
@@ -230,3 +237,62 @@ def test_halves_need_less_host_memory(smollm2: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(preflight, "available_bytes", lambda: 640 * 10**6)
     with pytest.raises(MorphRefusal, match="need 0.6 GiB of host memory"):
         check_model_and_host(args, HALVES)
+
+
+@pytest.mark.parametrize(
+    ("capability", "fails", "message"),
+    [
+        ((9, 0), False, None),
+        ((8, 9), False, r"kernels for Hopper GPUs \(SM90\) only, and this one is SM89; use .*swap"),
+        ((10, 0), False, "this one is SM100; use --memory-backend layer_swap"),
+        ((9, 0), True, "no virtual memory.*; use --memory-backend layer_swap"),
+    ],
+)
+def test_halves_need_a_gpu_with_the_kernels_and_virtual_memory(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], fails: bool, message: str | None
+) -> None:
+    config = LlamaConfig(architectures=["LlamaForCausalLM"], num_hidden_layers=4)
+    plan, shapes = make_plan(config, HALVES, "cpu"), list(linear_shapes(config))
+
+    def check_support(device: torch.device) -> None:
+        if fails:
+            raise VmmError(
+                "GPU 0 has no virtual memory management; use --memory-backend layer_swap"
+            )
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    monkeypatch.setattr(preflight, "check_support", check_support)
+    monkeypatch.setattr(
+        preflight, "create_variant", lambda name, device, q: create_variant(name, "cpu", q)
+    )
+    if message is None:
+        check_halves(shapes, plan, HALVES, "cuda")
+        return
+    with pytest.raises(MorphRefusal, match=message) as refusal:
+        check_halves(shapes, plan, HALVES, "cuda")
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_linear_that_the_merge_gemm_does_not_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = LlamaConfig(architectures=["LlamaForCausalLM"], num_hidden_layers=4)
+    plan, shapes = make_plan(config, HALVES, "cpu"), list(linear_shapes(config))
+    monkeypatch.setattr(
+        NestedFp8,
+        "merged_obstacle",
+        lambda _, rows, columns: merge_gemm.supports(rows, columns + 8),
+    )
+    with pytest.raises(
+        MorphRefusal, match="self_attn.qkv_proj: the merge GEMM .*; use .*layer_swap"
+    ):
+        check_halves(shapes, plan, HALVES, "cpu")
+
+
+@pytest.mark.parametrize("backend", ["tc_piecewise", "breakable", "disabled"])
+def test_prefill_that_would_be_traced(backend: str) -> None:
+    graphs = SimpleNamespace(prefill=SimpleNamespace(backend=backend))
+    args = SimpleNamespace(device="cuda", cuda_graph_config=graphs)
+    if backend != "tc_piecewise":
+        check_prefill_graphs(args, HALVES)
+        return
+    with pytest.raises(MorphRefusal, match="set it to breakable or leave it out"):
+        check_prefill_graphs(args, HALVES)

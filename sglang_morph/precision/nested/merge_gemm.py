@@ -24,6 +24,8 @@ CAPABILITY = (9, 0)
 _SOURCE = Path(__file__).parent / "csrc" / "merge_gemm.cuh"
 _TILE = 128 * 256
 """Elements of the largest tile of the result."""
+_BLOCKS = 2
+"""On a multiprocessor, at most."""
 _TYPES = {torch.bfloat16: "__nv_bfloat16", torch.float16: "__half"}
 
 
@@ -59,7 +61,7 @@ def prepare(device: torch.device, dtype: torch.dtype = torch.bfloat16) -> None:
             f"semi_unified's merge GEMM is for Hopper GPUs (SM90), this one is SM{capability[0]}"
             f"{capability[1]}; use --memory-backend layer_swap"
         )
-    _workspace(device)
+    _workspace(torch.empty(0, device=device).device)  # which names its index, as tensors do
     for nesting in (Nesting.E4M3, Nesting.E5M2):
         _kernel(dtype, nesting)
 
@@ -89,10 +91,10 @@ def merge_gemm(
 
 @cache
 def _workspace(device: torch.device) -> _Workspace:
-    blocks = torch.cuda.get_device_properties(device).multi_processor_count
+    processors = torch.cuda.get_device_properties(device).multi_processor_count
     return _Workspace(
-        torch.empty(blocks, _TILE, dtype=torch.float32, device=device),
-        torch.zeros(blocks, dtype=torch.int32, device=device),
+        torch.empty(processors, _TILE, dtype=torch.float32, device=device),
+        torch.zeros(processors * _BLOCKS, dtype=torch.int32, device=device),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import ModuleType
 
 import torch
@@ -41,6 +42,31 @@ def merge_into(
         _kernels().merge_into(upper, lower, weight, nesting)
     else:
         cpu_kernels.merge_into(upper, lower, weight, nesting)
+
+
+def patch_rows(weight: torch.Tensor, residual: Mapping[str, torch.Tensor], first: int) -> None:
+    """Write exceptions into `weight`, rows `[first, first + len(weight))` of one merged, 16 bits.
+
+    `residual` holds them, if there are any: `exception_index` (int64, into the flattened whole
+    weight, ascending), `exception_bits` (int16) and `exception_starts` (int32 `[N + 1]`, where the
+    exceptions of each row begin). Only enqueues, on the current stream.
+    """
+    if "exception_index" not in residual:
+        return
+    index, bits = residual["exception_index"], residual["exception_bits"]
+    starts = residual["exception_starts"]
+    if weight.is_cuda:
+        _kernels().patch_rows(weight, index, bits, starts, first)
+        return
+    inside = slice(int(starts[first]), int(starts[first + len(weight)]))
+    flat = weight.view(-1).view(torch.int16)
+    flat.index_copy_(0, index[inside] - first * weight.shape[1], bits[inside])
+
+
+def exception_starts(index: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+    """`exception_starts` of `patch_rows`, for the exceptions of a `[rows, columns]` weight."""
+    edges = torch.arange(rows + 1, device=index.device) * columns
+    return torch.searchsorted(index, edges, out_int32=True)
 
 
 def _check(weight: torch.Tensor, upper: torch.Tensor, lower: torch.Tensor | None) -> None:

@@ -15,6 +15,9 @@ from sglang_morph.precision.nested.encoding import Nesting
 BLOCK = 2048
 """Pairs per program: 16 weights a thread in 8 warps."""
 WARPS = 8
+PATCH_PROGRAMS = 128
+"""As many as a GPU runs at once: how many exceptions there are is known on the device only."""
+PATCH_BLOCK = 256
 
 
 def split_into(
@@ -54,6 +57,16 @@ def merge_into(
         E5M2=nesting is Nesting.E5M2,
         BLOCK=BLOCK,
         num_warps=WARPS,
+    )
+
+
+def patch_rows(
+    weight: torch.Tensor, index: torch.Tensor, bits: torch.Tensor, starts: torch.Tensor, first: int
+) -> None:
+    """See `ops.patch_rows`."""
+    rows, columns = weight.shape
+    _patch_kernel[(PATCH_PROGRAMS,)](
+        _flat(weight, torch.int16), index, bits, starts, first, rows, columns, BLOCK=PATCH_BLOCK
     )
 
 
@@ -112,6 +125,28 @@ def _merge_kernel(
     if TO_BF16:
         word = _fp16_to_bf16(word)
     tl.store(weight_ptr + start + inside, word, mask=mask)
+
+
+@triton.jit(do_not_specialize=["first", "rows"])
+def _patch_kernel(
+    weight_ptr: tl.tensor,
+    index_ptr: tl.tensor,
+    bits_ptr: tl.tensor,
+    starts_ptr: tl.tensor,
+    first: tl.tensor,
+    rows: tl.tensor,
+    columns: tl.tensor,
+    BLOCK: tl.constexpr,  # noqa: N803
+) -> None:
+    start = tl.load(starts_ptr + first)
+    stop = tl.load(starts_ptr + first + rows)
+    origin = first.to(tl.int64) * columns
+    inside = tl.arange(0, BLOCK)
+    for at in range(start + tl.program_id(0) * BLOCK, stop, tl.num_programs(0) * BLOCK):
+        mask = inside < stop - at
+        index = tl.load(index_ptr + at + inside, mask=mask, other=0)
+        bits = tl.load(bits_ptr + at + inside, mask=mask, other=0)
+        tl.store(weight_ptr + (index - origin), bits, mask=mask)
 
 
 @triton.jit

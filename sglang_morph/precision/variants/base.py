@@ -7,7 +7,8 @@ that `encode` makes on the host, and that later lie wherever a memory backend ha
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -17,6 +18,19 @@ from sglang_morph.precision.quantizers.base import QuantizedWeight, Quantizer, c
 from sglang_morph.precision.quantizers.integer_zeros import IntegerZeros
 
 Parts = Mapping[str, torch.Tensor]
+
+Loaded = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
+"""`(x, bias)` -> a linear's result by the method it was loaded with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Halves:
+    """A full weight `[N, K]` in two halves, and memory in which rows of it are put together."""
+
+    parts: Parts
+    residual: Parts
+    scratch: torch.Tensor
+    """`[R, K]`, contiguous, of the weight's dtype, shared: R is `NestedVariant.merged_rows`."""
 
 
 class Variant(ABC):
@@ -114,10 +128,10 @@ class NestedVariant(DerivedVariant):
 
     @abstractmethod
     def residual(self, full: torch.Tensor) -> dict[str, torch.Tensor]:
-        """What the parts lack, on the host, contiguous: `lower`, uint8 `[N, K]`.
+        """What the parts lack, on the weight's device, contiguous: `lower`, uint8 `[N, K]`.
 
         Where bf16 weights need it, also `exception_index` (int64 `[E]`, into the flattened
-        weight) and `exception_bits` (int16 `[E]`). Raises ValueError for a weight that
+        weight, ascending) and `exception_bits` (int16 `[E]`). Raises ValueError for a weight that
         `for_weight` would not nest this way.
         """
 
@@ -132,6 +146,31 @@ class NestedVariant(DerivedVariant):
     @abstractmethod
     def patch(self, residual: Parts, out: torch.Tensor) -> None:
         """Write the residual's exceptions, if it has any, into a weight `[N, K]` rebuilt."""
+
+    def merged_obstacle(self, rows: int, columns: int) -> str | None:
+        """Why `merged_linear` can't take a `[rows, columns]` weight; None if it can."""
+        return None
+
+    def prepare_merged(self, weight: torch.Tensor) -> None:
+        """Make ready what `merged_linear` runs for `weight`, `[N, K]`, where it lies now.
+
+        Raises RuntimeError, one line with the remedy, where that cannot be had.
+        """
+
+    def merged_rows(self, rows: int, columns: int, itemsize: int) -> int:
+        """Rows of a `[rows, columns]` weight that `merged_linear` has in scratch at a time."""
+        return rows
+
+    def merged_linear(
+        self, halves: Halves, x: torch.Tensor, bias: torch.Tensor | None, loaded: Loaded
+    ) -> torch.Tensor:
+        """The linear at full precision: `linear` of the full weight.
+
+        `loaded` computes with `halves.scratch` as the weight, where that holds all of it. On a GPU
+        this only enqueues, and what it runs depends on the shape of `x` alone.
+        """
+        self.rebuild(halves.parts, halves.residual, halves.scratch)
+        return loaded(x, bias)
 
 
 class QuantizedVariant(Variant):

@@ -10,7 +10,10 @@ from sgl_kernel import fp8_scaled_mm
 from sglang.kernels.ops.quantization import sgl_per_token_quant_fp8
 from sglang.kernels.ops.quantization.fp8_kernel import sglang_per_token_quant_fp8
 
-from sglang_morph.precision.variants.base import Parts, finish
+from sglang_morph.precision.nested import full_linear, merge_gemm
+from sglang_morph.precision.nested.encoding import Nesting
+from sglang_morph.precision.nested.ops import exception_starts
+from sglang_morph.precision.variants.base import Halves, Loaded, Parts, finish
 from sglang_morph.precision.variants.fp8 import Fp8
 from sglang_morph.precision.variants.nested_fp8 import NestedFp8
 
@@ -52,6 +55,43 @@ class NestedFp8Cuda(NestedFp8):
         if parts["codes"].dtype == torch.float8_e5m2:
             return _linear_e5m2(parts, x, bias)
         return _linear_w8a8(parts, x, bias)
+
+    def residual(self, full: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Also `exception_starts`, as `ops.patch_rows` takes them."""
+        parts = super().residual(full)
+        if "exception_index" in parts:
+            parts["exception_starts"] = exception_starts(parts["exception_index"], *full.shape)
+        return parts
+
+    def merged_obstacle(self, rows: int, columns: int) -> str | None:
+        return merge_gemm.supports(rows, columns)
+
+    def prepare_merged(self, weight: torch.Tensor) -> None:
+        case = (tuple(weight.shape), weight.dtype, weight.device, self.nesting)
+        if case not in _TRIED:
+            full_linear.try_on(weight, self.nesting)
+            _TRIED.add(case)
+
+    def merged_rows(self, rows: int, columns: int, itemsize: int) -> int:
+        return full_linear.block_rows(rows, columns, itemsize)
+
+    def merged_linear(
+        self, halves: Halves, x: torch.Tensor, bias: torch.Tensor | None, loaded: Loaded
+    ) -> torch.Tensor:
+        """By kernels of its own: `loaded` is not called."""
+        y = full_linear.full_linear(
+            halves.parts["codes"].view(torch.uint8),
+            halves.residual,
+            x.reshape(-1, x.shape[-1]),
+            bias,
+            self.nesting,
+            halves.scratch,
+        )
+        return y.view(*x.shape[:-1], y.shape[-1])
+
+
+_TRIED: set[tuple[tuple[int, ...], torch.dtype, torch.device, Nesting]] = set()
+"""Weights that the merge GEMM computed rightly with."""
 
 
 def _shape_obstacle(rows: int, columns: int) -> str | None:

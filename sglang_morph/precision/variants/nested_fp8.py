@@ -70,7 +70,7 @@ class NestedFp8(NestedVariant):
         parts = {"lower": lower}
         if exceptions.index.numel():
             parts |= {"exception_index": exceptions.index, "exception_bits": exceptions.bits}
-        return {name: part.cpu() for name, part in parts.items()}
+        return parts
 
     def rebuild(self, parts: Parts, residual: Parts, out: torch.Tensor) -> None:
         merge_into(parts["codes"].view(torch.uint8), residual["lower"], out, self.nesting)

@@ -21,6 +21,7 @@ class FaultyDriver(VmmDriver):
         self.inner = inner
         self.census = Census()
         self.device = inner.device
+        self.aliases = inner.aliases
         self.failing: frozenset[int] = frozenset()
         self.calls = 0
 

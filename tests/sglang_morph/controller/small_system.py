@@ -121,6 +121,9 @@ class HalvesToyLayer(ToyLayer):
     ) -> None:
         torch.cat((tensors["codes"], residual["lower"]), out=out["weight"])
 
+    def prepare_merged(self, variant: str) -> int:
+        return len(self.original)
+
     def bind_merged(
         self, variant: str, tensors: TensorMap, residual: TensorMap, scratch: torch.Tensor
     ) -> None:

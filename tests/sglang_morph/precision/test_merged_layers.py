@@ -81,8 +81,25 @@ def test_scratch_is_shared_and_nothing_else_is_taken() -> None:
             module = model.model.layers[layer.index].get_submodule(path)
             assert isinstance(module.quant_method, MergedLinearMethod)
             assert module.weight.data_ptr() == scratch.data_ptr()
-            assert module.quant_method.rebuild().data_ptr() == scratch.data_ptr()
+            module.quant_method.apply(module, torch.zeros(1, module.weight.shape[1]))
             assert torch.equal(module.weight, full[f"{path}.weight"])
+
+
+def test_a_weight_is_rebuilt_without_touching_what_a_forward_uses() -> None:
+    model = loaded_from(llama(), torch.bfloat16)
+    layer = find_morphable_layers(model, [NESTED])[0]
+    full = {name: tensor.clone() for name, tensor in layer.full_tensors().items()}
+    merged(layer)
+    for path in MORPHABLE_LINEARS:
+        module = model.model.layers[0].get_submodule(path)
+        module.weight.fill_(7)
+        assert torch.equal(module.quant_method.rebuild(), full[f"{path}.weight"])
+        assert (module.weight == 7).all()
+
+
+def test_the_layer_says_how_much_scratch_it_needs() -> None:
+    layer = find_morphable_layers(loaded_from(llama(), torch.float16), [NESTED])[0]
+    assert layer.prepare_merged(NESTED) == max(t.nbytes for t in layer.full_tensors().values())
 
 
 def test_a_layer_with_one_linear_that_cannot_be_nested_is_not_lossless() -> None:

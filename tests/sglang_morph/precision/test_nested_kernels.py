@@ -33,7 +33,7 @@ def test_interpreted_kernels() -> None:
         text=True,
         check=False,
     )
-    assert done.returncode == 0 and "8 passed" in done.stdout, done.stdout
+    assert done.returncode == 0 and "9 passed" in done.stdout, done.stdout
 
 
 @interpreted
@@ -62,6 +62,52 @@ def test_every_code_comes_back(dtype: torch.dtype, nesting: Nesting, cut: int) -
     assert (back[n:] == 0).all()
     patch_exceptions(back[:n], find_exceptions(weight))
     assert torch.equal(back[:n].view(torch.int16), weight.view(torch.int16))
+
+
+@interpreted
+def test_every_exception_of_some_rows_comes_back() -> None:
+    from sglang_morph.precision.nested import triton_kernels
+    from sglang_morph.precision.nested.ops import exception_starts
+
+    rows, columns = 37, 96
+    weight = torch.full((rows, columns), 0.5, dtype=torch.bfloat16)
+    tiny = torch.rand(rows, columns, generator=torch.Generator().manual_seed(0)) < 0.2
+    tiny[3:5] = False
+    tiny[-1, -1] = True
+    weight[tiny] = 3.3e-7
+    found = find_exceptions(weight)
+    starts = exception_starts(found.index, rows, columns)
+    for first, stop in [(0, rows), (0, 1), (1, 30), (3, 5), (30, rows)]:
+        merged = torch.full((stop - first + 1, columns), 0.5, dtype=torch.bfloat16)
+        triton_kernels.patch_rows(merged[:-1], found.index, found.bits, starts, first)
+        assert torch.equal(merged[:-1], weight[first:stop])
+        assert (merged[-1] == 0.5).all()
+
+
+def test_the_patch_kernel_compiles_for_hopper() -> None:
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from sglang_morph.precision.nested import triton_kernels
+
+    types = {
+        "weight_ptr": "*i16",
+        "index_ptr": "*i64",
+        "bits_ptr": "*i16",
+        "starts_ptr": "*i32",
+        "first": "i32",
+        "rows": "i32",
+        "columns": "i32",
+        "BLOCK": "constexpr",
+    }
+    source = ASTSource(
+        fn=triton_kernels._patch_kernel,
+        signature=types,
+        constexprs={(list(types).index("BLOCK"),): triton_kernels.PATCH_BLOCK},
+    )
+    compiled = triton.compile(source, GPUTarget("cuda", 90, 32))
+    assert ".global" in compiled.asm["ptx"]
 
 
 @pytest.mark.parametrize("bf16", [False, True], ids=["fp16", "bf16"])

@@ -1,9 +1,12 @@
 // y[M, N] = x[M, K] * W[N, K]^T, where W is rebuilt from its nested halves on the way.
 //
-// A block works on tiles of 128 rows of W by `kTokens` rows of x, 64 columns of K a step. Producer
-// warps copy the halves and x to shared memory ahead of time and write the merged weights there, in
-// the order that wgmma wants; two consumer warpgroups multiply. So the halves are read from memory
-// once per tile as they are, row-major, 16 bytes a thread, and the same upper halves serve an FP8
+// A block works on tiles of 128 rows of W by `kTokens` rows of x, 64 columns of K a step. One thread
+// has the copy engine bring the halves and x to shared memory ahead of time. Two warpgroups take
+// fragments of both halves from there, merge them in registers, and multiply: W is wgmma's first
+// operand, which may be registers, so merged weights never go through memory. While the tensor cores
+// work on a step, the next one is merged.
+//
+// So the halves are read from memory as they are, row-major, and the same upper halves serve an FP8
 // GEMM.
 //
 // Steps of all tiles are dealt out evenly, as one range a block ("stream-K"). A block that ends
@@ -11,6 +14,8 @@
 // the others' in a fixed order, so results do not depend on timing.
 #pragma once
 
+#include <cuda.h>
+#include <cudaTypedefs.h>
 #include <cuda_runtime.h>
 #include <tvm/ffi/container/tensor.h>
 #include <tvm/ffi/error.h>
@@ -24,34 +29,29 @@ namespace sglang_morph {
 
 constexpr int kRows = 128;
 constexpr int kDepth = 64;
-constexpr int kChunk = 16;               // bytes of one copy
-constexpr int kHalfBytes = kRows * kDepth;        // one half of a tile's step
-constexpr int kWeightBytes = 2 * kHalfBytes;      // merged
+constexpr int kHalfBytes = kRows * kDepth;  // one half of a tile's step
 constexpr int kConsumers = 256;
-constexpr int kStagedTokens = 32;        // of the result, on its way out
-constexpr int kStagedPitch = 64 * 2 + 16;  // bytes; the padding keeps banks apart
+constexpr int kThreads = kConsumers + 128;  // one of the last copies; wgmma counts in warpgroups
+constexpr int kStagedTokens = 32;           // of the result, on its way out
+constexpr int kStagedPitch = 64 * 2 + 16;   // bytes; the padding keeps banks apart
 
-// How many steps are copied ahead, and how many merged ones wait, by the size of a tile of x.
+// Small tiles leave room for two blocks on a multiprocessor: one merges while the other waits.
 template <int kTokens>
-struct Stages {
-  static constexpr int kAhead = kTokens <= 32 ? 6 : kTokens <= 64 ? 4 : kTokens <= 128 ? 3 : 2;
-  static constexpr int kMerged = kTokens <= 128 ? 3 : 2;
-  static constexpr int kProducers = kTokens <= 128 ? 256 : 128;
-};
+constexpr int kBlocks = kTokens <= 64 ? 2 : 1;
+constexpr int kMostBlocks = 2;
+constexpr int kSharedBytes = 232448;  // of a multiprocessor, for blocks to use
+constexpr int kBlockOverhead = 1024;
 
 template <int kTokens>
 struct Shared {
-  using S = Stages<kTokens>;
   static constexpr int kInputBytes = kTokens * kDepth * 2;
-  static constexpr int kInputSlots = S::kAhead + S::kMerged;
-  static constexpr int kHalvesSlots = S::kAhead + 1;
-  static constexpr int kMergedAt = 0;
-  static constexpr int kInputAt = kMergedAt + S::kMerged * kWeightBytes;
-  static constexpr int kHalvesAt = kInputAt + kInputSlots * kInputBytes;
-  static constexpr int kStagingAt = kHalvesAt + kHalvesSlots * 2 * kHalfBytes;
+  static constexpr int kSlotBytes = kInputBytes + 2 * kHalfBytes;
   static constexpr int kStagingBytes = 2 * kStagedTokens * kStagedPitch;
+  static constexpr int kRoom = kSharedBytes / kBlocks<kTokens> - kBlockOverhead;
+  static constexpr int kSlots = (kRoom - kStagingBytes - 256) / kSlotBytes;  // all that fit
+  static constexpr int kStagingAt = kSlots * kSlotBytes;
   static constexpr int kBarriersAt = kStagingAt + kStagingBytes;
-  static constexpr int kBytes = kBarriersAt + 2 * S::kMerged * 8;
+  static constexpr int kBytes = kBarriersAt + 2 * kSlots * 8;
 };
 
 // Barriers and copies
@@ -66,6 +66,11 @@ __device__ __forceinline__ void barrier_init(uint32_t barrier, int arrivals) {
 
 __device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+__device__ __forceinline__ void barrier_expect(uint32_t barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+               : "memory");
 }
 
 __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) {
@@ -84,20 +89,57 @@ __device__ __forceinline__ void named_barrier(int number, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
 
-// Zeros where not `inside`; the address is not read then.
-__device__ __forceinline__ void copy_chunk(uint32_t to, const void* from, bool inside) {
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
-               "r"(inside ? kChunk : 0)
-               : "memory");
+// A position in a ring of slots, and the barriers there.
+template <int kSlots>
+struct Ring {
+  uint32_t barriers;
+  int slot = 0;
+  uint32_t parity = 0;
+
+  __device__ explicit Ring(uint32_t barriers) : barriers(barriers) {}
+
+  __device__ uint32_t full() const { return barriers + slot * 8; }
+  __device__ uint32_t free() const { return barriers + (kSlots + slot) * 8; }
+  __device__ void wait_full() const { barrier_wait(full(), parity); }
+  __device__ void wait_free() const { barrier_wait(free(), parity ^ 1); }
+
+  __device__ void init(int fillers, int users) const {
+    for (int i = 0; i < kSlots; ++i) {
+      barrier_init(barriers + i * 8, fillers);
+      barrier_init(barriers + (kSlots + i) * 8, users);
+    }
+  }
+
+  __device__ void advance() {
+    if (++slot == kSlots) {
+      slot = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+// Copies a box of a matrix; what lies outside comes as zeros.
+__device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap& from, int column, int row,
+                                         uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%3, %4}], [%2];" ::"r"(to),
+      "l"(&from), "r"(barrier), "r"(column), "r"(row)
+      : "memory");
 }
 
-__device__ __forceinline__ void copy_commit() {
-  asm volatile("cp.async.commit_group;" ::: "memory");
-}
-
-template <int kPending>
-__device__ __forceinline__ void copy_wait() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+// Two bytes there and two bytes 8 bytes on: a thread's share of 16 columns of a row of A.
+__device__ __forceinline__ uint32_t load_pairs(uint32_t address) {
+  uint32_t pairs;
+  asm volatile(
+      "{\n.reg .b16 low, high;\n"
+      "ld.shared.b16 low, [%1];\n"
+      "ld.shared.b16 high, [%1 + 8];\n"
+      "mov.b32 %0, {low, high};\n}\n"
+      : "=r"(pairs)
+      : "r"(address)
+      : "memory");
+  return pairs;
 }
 
 __device__ __forceinline__ uint4 load_shared(uint32_t address) {
@@ -107,12 +149,6 @@ __device__ __forceinline__ uint4 load_shared(uint32_t address) {
                : "r"(address)
                : "memory");
   return v;
-}
-
-__device__ __forceinline__ void store_shared(uint32_t address, uint4 v) {
-  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.x), "r"(v.y),
-               "r"(v.z), "r"(v.w)
-               : "memory");
 }
 
 // Merging
@@ -149,32 +185,15 @@ __device__ __forceinline__ uint2 merge_four(uint32_t upper, uint32_t lower) {
 }
 
 struct Problem {
-  const uint8_t* upper;  // [n, k]
-  const uint8_t* lower;
-  const void* x;  // [m, k], rows `x_stride` elements apart
-  void* y;        // [m, n]
-  float* partials;  // one tile a block
-  int* ready;       // one a block, 0 between launches
-  int64_t x_stride;
+  CUtensorMap upper, lower;  // uint8 [n, k]
+  CUtensorMap x;             // [m, k]
+  void* y;                   // [m, n]
+  float* partials;           // one tile a block
+  int* ready;                // one a block, 0 between launches
   int m, n, k;
 };
 
-// Where a block is in its range of steps.
-struct Cursor {
-  int tile, step;
-
-  __device__ Cursor(int64_t position, int steps)
-      : tile(static_cast<int>(position / steps)), step(static_cast<int>(position % steps)) {}
-
-  // True where the next step belongs to another tile.
-  __device__ bool advance(int steps) {
-    if (++step < steps) return false;
-    step = 0;
-    ++tile;
-    return true;
-  }
-};
-
+// Steps `begin` to `end` of all tiles' steps; tiles that share weights follow each other.
 struct Range {
   int64_t begin, end;
 
@@ -182,122 +201,74 @@ struct Range {
       : begin(total * block / blocks), end(total * (block + 1) / blocks) {}
 };
 
-// Copies a step's halves and rows of x to shared memory.
-template <typename T, int kTokens>
-class Copier {
-  static constexpr int kThreads = Stages<kTokens>::kProducers;
-  static constexpr int kHalfCopies = kHalfBytes / kChunk / kThreads;
-  static constexpr int kInputChunks = kTokens * kDepth * 2 / kChunk;
-  static constexpr int kInputCopies = (kInputChunks + kThreads - 1) / kThreads;
-  static constexpr int kHalfStride = kThreads / 4;   // rows between a thread's chunks
-  static constexpr int kInputStride = kThreads / 8;
+struct Tiling {
+  int steps;  // a tile
+  int token_tiles;
+  int block, blocks;
+  int64_t total;
 
- public:
-  __device__ Copier(const Problem& problem, int token_tiles, uint32_t halves, uint32_t input,
-                    int thread)
-      : p_(problem), token_tiles_(token_tiles), halves_(halves + thread * kChunk), thread_(thread) {
-    int row = thread / 8, chunk = thread % 8;
-    input_ = input + row * 128 + ((chunk ^ (row & 7)) * kChunk);
-  }
+  __device__ Tiling(const Problem& p, int tokens)
+      : steps(p.k / kDepth),
+        token_tiles((p.m + tokens - 1) / tokens),
+        // Blocks start in order: one that waits for another's sum waits for one that began before.
+        block(gridDim.x - 1 - blockIdx.x),
+        blocks(gridDim.x),
+        total(static_cast<int64_t>((p.n + kRows - 1) / kRows) * token_tiles * steps) {}
 
-  __device__ void start_tile(int tile) {
-    row_ = tile / token_tiles_ * kRows + thread_ / 4;
-    half_at_ = static_cast<int64_t>(row_) * p_.k + thread_ % 4 * kChunk;
-    token_ = tile % token_tiles_ * kTokens + thread_ / 8;
-    input_from_ = static_cast<const T*>(p_.x) + token_ * p_.x_stride + thread_ % 8 * 8;
-  }
+  __device__ Range range(int of_block) const { return Range(total, of_block, blocks); }
 
-  __device__ void copy(int step, int halves_slot, int input_slot) const {
-    uint32_t to = halves_ + halves_slot * 2 * kHalfBytes;
-    int64_t at = half_at_ + step * kDepth;
-#pragma unroll
-    for (int i = 0; i < kHalfCopies; ++i) {
-      bool inside = row_ + i * kHalfStride < p_.n;
-      int64_t from = inside ? at + static_cast<int64_t>(i) * kHalfStride * p_.k : 0;
-      copy_chunk(to + i * kThreads * kChunk, p_.upper + from, inside);
-      copy_chunk(to + kHalfBytes + i * kThreads * kChunk, p_.lower + from, inside);
-    }
-    to = input_ + input_slot * Shared<kTokens>::kInputBytes;
-    const T* from = input_from_ + step * kDepth;
-#pragma unroll
-    for (int i = 0; i < kInputCopies; ++i) {
-      if (kInputChunks % kThreads == 0 || thread_ + i * kThreads < kInputChunks) {
-        bool inside = token_ + i * kInputStride < p_.m;
-        copy_chunk(to + i * kInputStride * 128,
-                   inside ? from + i * kInputStride * p_.x_stride : p_.x, inside);
-      }
+  // Calls `work(tile, first step, steps)` for every tile that the block has steps of.
+  template <typename Work>
+  __device__ __forceinline__ void each_tile(Work work) const {
+    const Range mine = range(block);
+    for (int64_t at = mine.begin; at < mine.end;) {
+      const int tile = static_cast<int>(at / steps), first = static_cast<int>(at % steps);
+      const int count = static_cast<int>(min(static_cast<int64_t>(steps - first), mine.end - at));
+      work(tile, first, count);
+      at += count;
     }
   }
-
- private:
-  const Problem& p_;
-  int token_tiles_;
-  uint32_t halves_, input_;
-  int thread_;
-  int row_ = 0, token_ = 0;
-  int64_t half_at_ = 0;
-  const T* input_from_ = nullptr;
 };
 
-// Merges the chunks that this very thread has copied, so it need not wait for others.
-template <typename T, bool kE5M2, int kTokens>
-__device__ __forceinline__ void merge_step(uint32_t halves, uint32_t merged, int thread) {
-  constexpr int kThreads = Stages<kTokens>::kProducers;
-#pragma unroll
-  for (int i = 0; i < kHalfBytes / kChunk / kThreads; ++i) {
-    int number = i * kThreads + thread;
-    uint4 upper = load_shared(halves + number * kChunk);
-    uint4 lower = load_shared(halves + kHalfBytes + number * kChunk);
-    uint2 a = merge_four<T, kE5M2>(upper.x, lower.x), b = merge_four<T, kE5M2>(upper.y, lower.y);
-    uint2 c = merge_four<T, kE5M2>(upper.z, lower.z), d = merge_four<T, kE5M2>(upper.w, lower.w);
-    int row = number / 4, chunk = number % 4 * 2;
-    uint32_t to = merged + row * 128;
-    store_shared(to + (chunk ^ (row & 7)) * kChunk, {a.x, a.y, b.x, b.y});
-    store_shared(to + ((chunk + 1) ^ (row & 7)) * kChunk, {c.x, c.y, d.x, d.y});
-  }
-}
-
-template <int kSize>
-__device__ __forceinline__ int next_slot(int slot) {
-  return slot + 1 == kSize ? 0 : slot + 1;
-}
-
-template <typename T, bool kE5M2, int kTokens>
-__device__ __forceinline__ void produce(const Problem& p, Range range, int steps, int token_tiles, uint32_t shared,
-                        uint32_t full, uint32_t empty, int thread) {
+template <int kTokens>
+__device__ __forceinline__ void copy_steps(const Problem& p, const Tiling& tiling,
+                                           uint32_t shared) {
   using L = Shared<kTokens>;
-  constexpr int kAhead = Stages<kTokens>::kAhead, kMerged = Stages<kTokens>::kMerged;
-  Copier<T, kTokens> copier(p, token_tiles, shared + L::kHalvesAt, shared + L::kInputAt, thread);
-  Cursor ahead(range.begin, steps);
-  const int count = static_cast<int>(range.end - range.begin);
-  int halves_slot = 0, input_slot = 0;
-  copier.start_tile(ahead.tile);
-  auto copy_next = [&](int number) {
-    if (number < count) {
-      copier.copy(ahead.step, halves_slot, input_slot);
-      if (ahead.advance(steps)) copier.start_tile(ahead.tile);
+  Ring<L::kSlots> ring(shared + L::kBarriersAt);
+  tiling.each_tile([&](int tile, int first, int count) {
+    const int row = tile / tiling.token_tiles * kRows;
+    const int token = tile % tiling.token_tiles * kTokens;
+    for (int step = first; step < first + count; ++step) {
+      const uint32_t to = shared + ring.slot * L::kSlotBytes;
+      ring.wait_free();
+      barrier_expect(ring.full(), L::kSlotBytes);
+      copy_box(to + L::kInputBytes, p.upper, step * kDepth, row, ring.full());
+      copy_box(to + L::kInputBytes + kHalfBytes, p.lower, step * kDepth, row, ring.full());
+      copy_box(to, p.x, step * kDepth, token, ring.full());
+      ring.advance();
     }
-    copy_commit();
-    halves_slot = next_slot<L::kHalvesSlots>(halves_slot);
-    input_slot = next_slot<L::kInputSlots>(input_slot);
-  };
-  for (int i = 0; i < kAhead; ++i) copy_next(i);
-  int merged_slot = 0, from_slot = 0;
-  uint32_t parity = 1;  // the first round finds the slots empty
-  for (int i = 0; i < count; ++i) {
-    // Frees a slot of merged weights, and of x the one that was used as many steps ago.
-    barrier_wait(empty + merged_slot * 8, parity);
-    copy_next(i + kAhead);
-    copy_wait<kAhead>();
-    merge_step<T, kE5M2, kTokens>(shared + L::kHalvesAt + from_slot * 2 * kHalfBytes,
-                                  shared + L::kMergedAt + merged_slot * kWeightBytes, thread);
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-    barrier_arrive(full + merged_slot * 8);
-    from_slot = next_slot<L::kHalvesSlots>(from_slot);
-    merged_slot = next_slot<kMerged>(merged_slot);
-    if (merged_slot == 0) parity ^= 1;
+  });
+}
+
+// A step's weights of one warp: for every 16 columns a fragment of 4 registers.
+using Fragments = uint32_t[kDepth / 16 * 4];
+
+// Merges the warp's 16 rows of a step. The copy engine has swizzled chunks of 16 bytes: chunk c of a
+// row of 64 bytes lies at c ^ (row / 2 % 4).
+template <typename T, bool kE5M2>
+__device__ __forceinline__ void merge_step(Fragments& weights, uint32_t halves, int lane) {
+  const int row = lane / 4;  // and 8 rows on, which is swizzled alike
+  const uint32_t at = halves + row * kDepth + lane % 4 * 2;
+#pragma unroll
+  for (int chunk = 0; chunk < kDepth / 16; ++chunk) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const uint32_t from = at + h * 8 * kDepth + (chunk ^ (row / 2 % 4)) * 16;
+      const uint2 four = merge_four<T, kE5M2>(load_pairs(from), load_pairs(from + kHalfBytes));
+      weights[chunk * 4 + h] = four.x;
+      weights[chunk * 4 + h + 2] = four.y;
+    }
   }
-  copy_wait<0>();
 }
 
 // Sums of a tile that other blocks hold
@@ -318,8 +289,7 @@ __device__ __forceinline__ void leave_partial(const Problem& p, int block, int t
   float* to = p.partials + static_cast<int64_t>(block) * kConsumers * kValues + thread;
 #pragma unroll
   for (int i = 0; i < kValues; ++i) __stcg(to + i * kConsumers, sum[i]);
-  __threadfence();
-  named_barrier(1, kConsumers);
+  named_barrier(1, kConsumers);  // and so the release below counts for all threads' sums
   if (thread == 0) publish(p.ready + block);
 }
 
@@ -361,7 +331,7 @@ __device__ __forceinline__ void write_tile(const Problem& p, int row, int token,
     for (int r = thread / 8; r < kPart; r += 16) {
       int to = token + part * kPart + r;
       if (to < p.m && column < p.n) {
-        uint4 v = load_shared(staging + r * kStagedPitch + thread % 8 * kChunk);
+        uint4 v = load_shared(staging + r * kStagedPitch + thread % 8 * 16);
         *reinterpret_cast<uint4*>(static_cast<T*>(p.y) + static_cast<int64_t>(to) * p.n + column) =
             v;
       }
@@ -369,141 +339,170 @@ __device__ __forceinline__ void write_tile(const Problem& p, int row, int token,
   }
 }
 
-template <typename T, int kTokens>
-__device__ __forceinline__ void consume(const Problem& p, Range range, int64_t total, int block,
-                                        int blocks, int steps, int token_tiles, uint32_t shared,
-                                        uint32_t full, uint32_t empty, int group, int thread) {
+template <typename T, bool kE5M2, int kTokens>
+__device__ __forceinline__ void consume(const Problem& p, const Tiling& tiling, uint32_t shared,
+                                        int group, int thread) {
   using L = Shared<kTokens>;
-  constexpr int kMerged = Stages<kTokens>::kMerged;
+  Ring<L::kSlots> ring(shared + L::kBarriersAt);
   const int lane = thread % 32;
-  const uint32_t weights_at = shared + L::kMergedAt + group * (kWeightBytes / 2);
+  const uint32_t rows_at = L::kInputBytes + thread / 32 * 16 * kDepth;
   float sum[kTokens / 2];
-  int merged_slot = 0, input_slot = 0;
-  uint32_t parity = 0;
-  auto multiply = [&](bool add) {
-    barrier_wait(full + merged_slot * 8, parity);
-    const uint64_t weights = tile_descriptor(weights_at + merged_slot * kWeightBytes);
-    const uint64_t input = tile_descriptor(shared + L::kInputAt + input_slot * L::kInputBytes);
+  Fragments one, other;
+  auto merge_next = [&](Fragments& weights) {
+    ring.wait_full();
+    merge_step<T, kE5M2>(weights, shared + ring.slot * L::kSlotBytes + rows_at, lane);
+  };
+  // Multiplies the step in `now` and merges the one after it, if there is one, into `next`.
+  auto multiply = [&](const Fragments& now, Fragments& next, bool add, bool more) {
+    const uint64_t input = tile_descriptor(shared + ring.slot * L::kSlotBytes);
+    const uint32_t free = ring.free();
     wgmma_fence();
 #pragma unroll
     for (int part = 0; part < kDepth / 16; ++part) {
       // 16 elements of K are 32 bytes, 2 in a descriptor.
-      Wgmma<T, kTokens>::multiply(sum, weights + 2 * part, input + 2 * part, part > 0 || add);
+      Wgmma<T, kTokens>::multiply(sum, now + 4 * part, input + 2 * part, part > 0 || add);
     }
     wgmma_commit();
-    const uint32_t slot = empty + merged_slot * 8;
-    input_slot = next_slot<L::kInputSlots>(input_slot);
-    merged_slot = next_slot<kMerged>(merged_slot);
-    parity ^= merged_slot == 0;
-    return slot;
+    ring.advance();
+    if (more) merge_next(next);
+    wgmma_wait();
+    if (lane == 0) barrier_arrive(free);
   };
-  for (int64_t position = range.begin; position < range.end;) {
-    const int tile = static_cast<int>(position / steps);
-    const int first = static_cast<int>(position % steps);
-    const int64_t tile_end = static_cast<int64_t>(tile + 1) * steps;
-    const int count = static_cast<int>(min(tile_end, range.end) - position);
-    uint32_t in_use = multiply(false);
-    for (int i = 1; i < count; ++i) {
-      const uint32_t next = multiply(true);
-      wgmma_wait<1>();
-      if (lane == 0) barrier_arrive(in_use);
-      in_use = next;
+  tiling.each_tile([&](int tile, int first, int count) {
+    merge_next(one);
+    for (int i = 0; i < count; i += 2) {
+      multiply(one, other, i > 0, i + 1 < count);
+      if (i + 1 < count) multiply(other, one, true, i + 2 < count);
     }
-    wgmma_wait<0>();
-    if (lane == 0) barrier_arrive(in_use);
     if (first > 0) {
-      leave_partial(p, block, thread, sum);
+      leave_partial(p, tiling.block, thread, sum);
     } else {
-      for (int other = block + 1; Range(total, other - 1, blocks).end < tile_end; ++other) {
-        add_partial(p, other, thread, sum);
+      const int64_t end = static_cast<int64_t>(tile + 1) * tiling.steps;
+      for (int block = tiling.block + 1; tiling.range(block - 1).end < end; ++block) {
+        add_partial(p, block, thread, sum);
       }
-      write_tile<T, kTokens>(p, tile / token_tiles * kRows + group * 64,
-                             tile % token_tiles * kTokens,
+      write_tile<T, kTokens>(p, tile / tiling.token_tiles * kRows + group * 64,
+                             tile % tiling.token_tiles * kTokens,
                              shared + L::kStagingAt + group * (L::kStagingBytes / 2), group,
                              thread % 128, sum);
     }
-    position += count;
-  }
+  });
 }
 
 template <typename T, bool kE5M2, int kTokens>
-__global__ void __launch_bounds__(Stages<kTokens>::kProducers + kConsumers, 1)
+__global__ void __launch_bounds__(kThreads, kBlocks<kTokens>)
     merge_gemm_kernel(const __grid_constant__ Problem p) {
   using L = Shared<kTokens>;
-  constexpr int kProducers = Stages<kTokens>::kProducers, kMerged = Stages<kTokens>::kMerged;
   extern __shared__ __align__(1024) uint8_t memory[];
   const uint32_t shared = shared_address(memory);
-  const uint32_t full = shared + L::kBarriersAt, empty = full + kMerged * 8;
   if (threadIdx.x == 0) {
-    for (int i = 0; i < kMerged; ++i) {
-      barrier_init(full + i * 8, kProducers);
-      barrier_init(empty + i * 8, kConsumers / 32);
-    }
+    Ring<L::kSlots>(shared + L::kBarriersAt).init(1, kConsumers / 32);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
+  if (threadIdx.x == kConsumers) {
+    for (const CUtensorMap* map : {&p.upper, &p.lower, &p.x}) {
+      asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+    }
+  }
   __syncthreads();
-  // Blocks start in order; so one that waits for another's sum waits for one that started before.
-  const int blocks = gridDim.x, block = blocks - 1 - blockIdx.x;
-  const int steps = p.k / kDepth, token_tiles = (p.m + kTokens - 1) / kTokens;
-  const int64_t total = static_cast<int64_t>((p.n + kRows - 1) / kRows) * token_tiles * steps;
-  const Range range(total, block, blocks);
+  const Tiling tiling(p, kTokens);
   const int group = __shfl_sync(0xFFFFFFFF, threadIdx.x / 128, 0);  // the same in a whole warp
+  // A multiprocessor has 65536 registers: the consumers take over most of the copier's.
+  constexpr int kRegisters = kBlocks<kTokens> == 1 ? 240 : 112;
   if (group < kConsumers / 128) {
-    consume<T, kTokens>(p, range, total, block, blocks, steps, token_tiles, shared, full, empty,
-                        group, threadIdx.x);
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+    consume<T, kE5M2, kTokens>(p, tiling, shared, group, threadIdx.x);
   } else {
-    produce<T, kE5M2, kTokens>(p, range, steps, token_tiles, shared, full, empty,
-                               threadIdx.x - kConsumers);
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+    if (threadIdx.x == kConsumers) copy_steps<kTokens>(p, tiling, shared);
   }
 }
 
+// Host
+
+inline PFN_cuTensorMapEncodeTiled_v12000 tensor_map_encoder() {
+  static const auto encoder = [] {
+    void* found = nullptr;
+    cudaDriverEntryPointQueryResult result;
+    const cudaError_t error = cudaGetDriverEntryPointByVersion(
+        "cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result);
+    TVM_FFI_ICHECK(error == cudaSuccess && found) << "the driver has no cuTensorMapEncodeTiled";
+    return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(found);
+  }();
+  return encoder;
+}
+
+// Boxes of `box_rows` rows by `kDepth` columns of a row-major matrix; `pitch` in bytes.
+inline CUtensorMap boxes(void* data, CUtensorMapDataType type, int rows, int columns, int64_t pitch,
+                         int box_rows, CUtensorMapSwizzle swizzle) {
+  CUtensorMap map;
+  const cuuint64_t size[] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows)};
+  const cuuint64_t strides[] = {static_cast<cuuint64_t>(pitch)};
+  const cuuint32_t box[] = {kDepth, static_cast<cuuint32_t>(box_rows)}, steps[] = {1, 1};
+  const CUresult result = tensor_map_encoder()(
+      &map, type, 2, data, size, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
+      CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  TVM_FFI_ICHECK_EQ(result, CUDA_SUCCESS) << "no tensor map of [" << rows << ", " << columns
+                                          << "], " << pitch << " bytes a row";
+  return map;
+}
+
+template <typename T>
+constexpr CUtensorMapDataType kElement = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+template <>
+constexpr CUtensorMapDataType kElement<__half> = CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+
 template <typename T, bool kE5M2, int kTokens>
-void launch(const Problem& p, int blocks, cudaStream_t stream) {
+void launch(Problem& p, void* x, int64_t x_stride, int processors, cudaStream_t stream) {
   constexpr int kBytes = Shared<kTokens>::kBytes;
-  static_assert(kBytes <= 232448, "more shared memory than a block can have");
+  static_assert(Shared<kTokens>::kSlots >= 2, "no room to copy ahead");
   auto kernel = merge_gemm_kernel<T, kE5M2, kTokens>;
   static const cudaError_t allowed =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   TVM_FFI_ICHECK_EQ(allowed, cudaSuccess) << cudaGetErrorString(allowed);
+  p.x = boxes(x, kElement<T>, p.m, p.k, x_stride * 2, kTokens, CU_TENSOR_MAP_SWIZZLE_128B);
   const int64_t steps = static_cast<int64_t>((p.n + kRows - 1) / kRows) *
                         ((p.m + kTokens - 1) / kTokens) * (p.k / kDepth);
-  const int grid = static_cast<int>(std::min<int64_t>(blocks, steps));
-  kernel<<<grid, Stages<kTokens>::kProducers + kConsumers, kBytes, stream>>>(p);
+  const int grid = static_cast<int>(std::min<int64_t>(processors * kBlocks<kTokens>, steps));
+  kernel<<<grid, kThreads, kBytes, stream>>>(p);
   const cudaError_t error = cudaGetLastError();
   TVM_FFI_ICHECK_EQ(error, cudaSuccess) << cudaGetErrorString(error);
 }
 
 // upper, lower: uint8 [N, K]; x: T [M, K]; y: T [M, N]; partials: float32, a tile of 128 by 256 for
-// every entry of ready: int32 zeros, one for every multiprocessor. K is a multiple of 64, N of 8;
+// every multiprocessor; ready: int32 zeros, `kMostBlocks` for every multiprocessor. K is a multiple of 64, N of 8;
 // M is not 0. Checked by the caller.
 template <typename T, bool kE5M2>
 void merge_gemm(tvm::ffi::TensorView upper, tvm::ffi::TensorView lower, tvm::ffi::TensorView x,
                 tvm::ffi::TensorView y, tvm::ffi::TensorView partials, tvm::ffi::TensorView ready) {
   Problem p;
-  p.upper = static_cast<const uint8_t*>(upper.data_ptr());
-  p.lower = static_cast<const uint8_t*>(lower.data_ptr());
-  p.x = x.data_ptr();
-  p.y = y.data_ptr();
-  p.partials = static_cast<float*>(partials.data_ptr());
-  p.ready = static_cast<int*>(ready.data_ptr());
-  p.x_stride = x.stride(0);
   p.m = static_cast<int>(x.size(0));
   p.n = static_cast<int>(upper.size(0));
   p.k = static_cast<int>(upper.size(1));
-  const int blocks = static_cast<int>(ready.size(0));
+  const auto half = [&](tvm::ffi::TensorView bytes) {
+    return boxes(bytes.data_ptr(), CU_TENSOR_MAP_DATA_TYPE_UINT8, p.n, p.k, p.k, kRows,
+                 CU_TENSOR_MAP_SWIZZLE_64B);
+  };
+  p.upper = half(upper);
+  p.lower = half(lower);
+  p.y = y.data_ptr();
+  p.partials = static_cast<float*>(partials.data_ptr());
+  p.ready = static_cast<int*>(ready.data_ptr());
+  const int processors = static_cast<int>(ready.size(0)) / kMostBlocks;
   const auto device = x.device();
   const auto stream =
       static_cast<cudaStream_t>(TVMFFIEnvGetStream(device.device_type, device.device_id));
+  const auto run = [&](auto launcher) { launcher(p, x.data_ptr(), x.stride(0), processors, stream); };
   if (p.m <= 16) {
-    launch<T, kE5M2, 16>(p, blocks, stream);
+    run(launch<T, kE5M2, 16>);
   } else if (p.m <= 32) {
-    launch<T, kE5M2, 32>(p, blocks, stream);
+    run(launch<T, kE5M2, 32>);
   } else if (p.m <= 64) {
-    launch<T, kE5M2, 64>(p, blocks, stream);
+    run(launch<T, kE5M2, 64>);
   } else if (p.m <= 128) {
-    launch<T, kE5M2, 128>(p, blocks, stream);
+    run(launch<T, kE5M2, 128>);
   } else {
-    launch<T, kE5M2, 256>(p, blocks, stream);
+    run(launch<T, kE5M2, 256>);
   }
 }
 
