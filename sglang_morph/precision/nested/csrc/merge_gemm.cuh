@@ -408,7 +408,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kTokens>)
   const Tiling tiling(p, kTokens);
   const int group = __shfl_sync(0xFFFFFFFF, threadIdx.x / 128, 0);  // the same in a whole warp
   // A multiprocessor has 65536 registers: the consumers take over most of the copier's.
-  constexpr int kRegisters = kBlocks<kTokens> == 1 ? 240 : 112;
+  constexpr int kRegisters = kBlocks<kTokens> == 1 ? 240 : 104;
   if (group < kConsumers / 128) {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
     consume<T, kE5M2, kTokens>(p, tiling, shared, group, threadIdx.x);
