@@ -17,7 +17,11 @@ import orjson
 
 from benchmarks.acceptance import ACCEPTANCE, RESULTS, Row, upsert
 
-OVERHEAD = ("overhead_h200.json", "overhead_semi_unified_h200.json")
+OVERHEAD = {
+    "layer_swap": "overhead_h200.json",
+    "semi_unified": "overhead_semi_unified_h200.json",
+}
+"""Backend -> its run. Others that were served beside it took fewer turns."""
 CARD = "emulated_card_h200.json"
 KV = "kv_capacity_h200.json"
 MERGE = "merge_gemm_h200.json"
@@ -55,24 +59,26 @@ def at_least(limit: float) -> Callable[[float], bool]:
 def gpu_rows(folder: Path) -> list[Row]:
     """Everything that the files in `folder` tell."""
     rows: list[Row] = []
-    for file in OVERHEAD:
-        rows += overhead_rows(Recorder(folder, file))
+    for backend, file in OVERHEAD.items():
+        rows += overhead_rows(Recorder(folder, file), backend)
     rows += card_rows(Recorder(folder, CARD))
     rows += kv_rows(Recorder(folder, KV))
     rows += merge_rows(Recorder(folder, MERGE))
     return rows
 
 
-def overhead_rows(found: Recorder) -> Iterator[Row]:
-    for backend, parts in found.content.get("backends", {}).items():
-        yield from _level0(found, backend)
-        yield from _start(found, backend)
-        if "changes" in parts:
-            yield from _changes(found, backend, parts["changes"])
-        if "levels" in parts:
-            yield from _lent(found, backend, parts["levels"])
-        if "lowered_speed" in parts:
-            yield from _lowered_speed(found, backend, parts["lowered_speed"])
+def overhead_rows(found: Recorder, backend: str) -> Iterator[Row]:
+    parts = found.content.get("backends", {}).get(backend)
+    if parts is None:
+        return
+    yield from _level0(found, backend)
+    yield from _start(found, backend)
+    if "changes" in parts:
+        yield from _changes(found, backend, parts["changes"])
+    if "levels" in parts:
+        yield from _lent(found, backend, parts["levels"])
+    if "lowered_speed" in parts:
+        yield from _lowered_speed(found, backend, parts["lowered_speed"])
 
 
 def _level0(found: Recorder, backend: str) -> Iterator[Row]:
