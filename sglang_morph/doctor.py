@@ -14,7 +14,9 @@ from patches.upstream import installed_version, pinned
 from sglang_morph import __version__
 from sglang_morph.cpu.environment import STAND_IN
 from sglang_morph.host_memory import available_bytes
+from sglang_morph.precision.nested.merge_gemm import MergeGemmError
 from sglang_morph.precision.quantizers.registry import create_quantizer
+from sglang_morph.precision.variants.base import NestedVariant
 from sglang_morph.precision.variants.preflight import WrongKernel, preflight
 from sglang_morph.precision.variants.registry import VARIANTS, create_variant
 
@@ -54,4 +56,15 @@ def prebuild(device: str, dtype: torch.dtype) -> bool:
             except WrongKernel as wrong:
                 result, fine = str(wrong), False
         console.print(f"{name}: {variant.kernel}, {result}, {time.perf_counter() - began:.1f} s")
+        if isinstance(variant, NestedVariant):
+            console.print(f"{name}, both halves (semi_unified): {_try_merged(variant, weight)}")
     return fine
+
+
+def _try_merged(variant: NestedVariant, weight: torch.Tensor) -> str:
+    """Only `semi_unified` needs it, so a GPU without it is not at fault."""
+    try:
+        variant.prepare_merged(weight)
+    except MergeGemmError as error:
+        return str(error)
+    return "ready"

@@ -59,6 +59,11 @@ class Arm(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     def real_weights(self) -> bool:
         return self._flag("--load-format") != "dummy"
 
+    @property
+    def quantized(self) -> bool:
+        """Whether its server loads quantized weights, so that nothing is at full precision."""
+        return self._flag("--quantization") is not None
+
     def _flag(self, flag: str) -> str | None:
         words = self.words()
         for position, word in enumerate(words):

@@ -160,8 +160,10 @@ def values(record: Record, slo: Slo, arm: Arm) -> dict[str, float | None]:
         ),
         "peak_kv_use": pressure["peak_use"],
         "waiting_share": pressure["share_waiting"],
-        "full_precision_token_share": full_precision_share(tokens),
-        "full_precision_prompt_share": full_precision_share(prefilled_by_level(record.outcomes)),
+        "full_precision_token_share": 0.0 if arm.quantized else full_precision_share(tokens),
+        "full_precision_prompt_share": 0.0
+        if arm.quantized
+        else full_precision_share(prefilled_by_level(record.outcomes)),
         "reused_lowered": float(row["reused_lowered_tokens"]),
         "transitions": float(len(record.observed.transitions)),
         "effective_score": None if quality is None else attainment * quality,

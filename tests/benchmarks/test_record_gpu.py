@@ -67,13 +67,13 @@ def level0(tpot: float) -> dict[str, Any]:
 
 
 FILES: dict[str, dict[str, Any]] = {
-    OVERHEAD[0]: {
+    OVERHEAD["layer_swap"]: {
         "origin": ORIGIN,
         "ready_s": {"stock": 50.0, "layer_swap": 75.0},
         "level0": {"1": {"stock": {}, "layer_swap": level0(1.02)}},
         "backends": {"layer_swap": parts(12.0)},
     },
-    OVERHEAD[1]: {
+    OVERHEAD["semi_unified"]: {
         "origin": ORIGIN,
         "ready_s": {"semi_unified": 75.0},
         "level0": {"64": {"stock": {}, "semi_unified": level0(1.0)}},
@@ -167,8 +167,8 @@ def test_every_number_is_recorded_whether_it_holds_or_not(
 
 def test_what_is_not_there_is_left_out(tmp_path: Path) -> None:
     assert gpu_rows(tmp_path) == []
-    content = {**FILES[OVERHEAD[0]], "level0": {}, "backends": {"layer_swap": {}}}
-    (tmp_path / OVERHEAD[0]).write_bytes(orjson.dumps(content))
+    content = {**FILES[OVERHEAD["layer_swap"]], "level0": {}, "backends": {"layer_swap": {}}}
+    (tmp_path / OVERHEAD["layer_swap"]).write_bytes(orjson.dumps(content))
     assert [row.name for row in gpu_rows(tmp_path)] == ["layer_swap.start_ratio"]
 
 
@@ -176,8 +176,8 @@ def test_fewer_turns_or_changes_than_asked_for_do_not_hold(tmp_path: Path) -> No
     card = {**FILES[CARD], "turns": FILES[CARD]["turns"][2:4]}
     (tmp_path / CARD).write_bytes(orjson.dumps(card))
     changes = parts(12.0)["changes"] | {"random_changes": 60}
-    overhead = {**FILES[OVERHEAD[0]], "backends": {"layer_swap": {"changes": changes}}}
-    (tmp_path / OVERHEAD[0]).write_bytes(orjson.dumps(overhead))
+    overhead = {**FILES[OVERHEAD["layer_swap"]], "backends": {"layer_swap": {"changes": changes}}}
+    (tmp_path / OVERHEAD["layer_swap"]).write_bytes(orjson.dumps(overhead))
     rows = {row.name: row for row in gpu_rows(tmp_path)}
     assert not rows["layer_swap.knee.p95_ttft_over_static_fp8"].holds
     assert not rows["layer_swap.random_changes.failed_requests"].holds

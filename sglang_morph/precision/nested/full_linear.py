@@ -31,7 +31,7 @@ L2 cache are slower: a GEMM by so few rows fills the GPU badly."""
 ROW_STEP = 128
 """Rows of a block are a multiple of this, the side of a tile."""
 
-TRIAL_BATCHES = (1, 17, 129, merge_gemm.MAX_TOKENS, merge_gemm.MAX_TOKENS + 1)
+TRIAL_BATCHES = (1, 17, 33, 65, 129, merge_gemm.MAX_TOKENS, merge_gemm.MAX_TOKENS + 1)
 TRIAL_ERROR = 0.01
 """Of the result's norm; bf16 and the order of the sums cost 0.003."""
 

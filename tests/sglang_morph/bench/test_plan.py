@@ -44,6 +44,7 @@ def test_what_an_arm_is_is_read_from_its_command():
     assert not arm("python x --memory-backend static").morphs
     assert not arm("python x").morphs
     assert not arm("python x --load-format dummy").real_weights
+    assert arm("python x --quantization fp8").quantized and not arm("python x").quantized
     assert arm("/opt/server x").words()[0] == "/opt/server"
 
 
