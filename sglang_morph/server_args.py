@@ -13,6 +13,7 @@ from sglang.srt.server_args_config_parser import ConfigArgumentMerger
 
 from sglang_morph.cpu import fill_cpu_defaults
 from sglang_morph.flags import DEFAULTS, OneLineParser, add_flags, options_of
+from sglang_morph.graph_sizes import largest_decode_graph
 from sglang_morph.option_checks import check_options
 from sglang_morph.options import MorphOptions
 from sglang_morph.preflight import check_model_and_host
@@ -64,6 +65,14 @@ class MorphServerArgs(ServerArgs):
         fill_cpu_defaults(self)
         super().__post_init__()
         check_arguments(self, self.morph)
+
+    def _handle_gpu_memory_settings(self, gpu_mem: float | None) -> None:
+        """As SGLang chooses by the GPU's memory, but decode graphs for the largest KV cache."""
+        decode = self.cuda_graph_config.decode
+        given = decode.max_bs is not None or decode.bs is not None
+        if self.device == "cuda" and gpu_mem and not given and not self.morph.is_static:
+            decode.max_bs = largest_decode_graph(self, self.morph, gpu_mem)
+        super()._handle_gpu_memory_settings(gpu_mem)
 
     @property
     def morph(self) -> MorphOptions:

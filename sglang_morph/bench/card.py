@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-_CHOICES_BELOW_GIB = ((20, 2048, 8), (35, 2048, 24), (60, 4096, 32), (160, 8192, 256))
-"""SGLang 0.5.17's prefill chunk and largest decode graph (tensor parallel below 4), by memory."""
+from sglang_morph.stock_choices import stock_choices
 
 _MEMORY_FLAGS = ("--mem-fraction-static", "--max-total-tokens")
 
@@ -54,19 +53,12 @@ class Card:
                 f"an arm sets {clash[0]} while a smaller card is emulated; leave the flag out"
             )
         flags = ["--mem-fraction-static", f"{self.budget_gib / self.real_gib:.4f}"]
-        chunk, graphs = self._choices()
+        chunk, graphs = stock_choices(self.memory_gib)
         if "--chunked-prefill-size" not in given:
             flags += ["--chunked-prefill-size", str(chunk)]
         if not given & {"--cuda-graph-max-bs", "--cuda-graph-max-bs-decode"}:
             flags += ["--cuda-graph-max-bs-decode", str(graphs)]
         return flags
-
-    def _choices(self) -> tuple[int, int]:
-        for below, chunk, graphs in _CHOICES_BELOW_GIB:
-            if self.memory_gib < below:
-                return chunk, graphs
-        _, chunk, graphs = _CHOICES_BELOW_GIB[-1]
-        return chunk, graphs
 
     def describe(self) -> str:
         return (

@@ -1,0 +1,60 @@
+"""The largest decode graph: for the largest KV cache, not for the one at rest.
+
+SGLang chooses it by the GPU's memory, as large as batches get with the KV cache that the weights
+leave there. Once weights have become KV pages, batches are larger: on a 24 GiB card an 8B model
+decodes up to 24 requests in graphs and has room for 2.3 times as many, and a step without a graph
+took twice as long there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang_morph.options import MorphOptions
+from sglang_morph.precision.names import NOMINAL_BITS
+from sglang_morph.preflight import linear_shapes, make_plan, model_bytes
+from sglang_morph.refusals import MorphRefusal
+from sglang_morph.stock_choices import stock_choices
+
+LEAST_GROWTH = 1.25
+"""Of the KV cache; less is not worth graphs of its own."""
+MOST = 512
+STEP = 8
+STATIC_FRACTION = 0.85
+"""Share of the memory for weights and KV cache, where it is not given."""
+
+
+def largest_decode_graph(server_args: Any, options: MorphOptions, gpu_mib: float) -> int | None:
+    """For the largest KV cache that `options` can make; None: SGLang's choice is right.
+
+    `server_args` may still be incomplete; what is wrong with them is told by the checks to come.
+    """
+    try:
+        growth = kv_growth(server_args, options, gpu_mib)
+    except (MorphRefusal, AttributeError):
+        return None
+    if growth < LEAST_GROWTH:
+        return None
+    _, stock = stock_choices(gpu_mib / 1024)
+    return min(MOST, -(-round(stock * growth) // STEP) * STEP)
+
+
+def kv_growth(server_args: Any, options: MorphOptions, gpu_mib: float) -> float:
+    """The largest KV cache over the one at rest, about. 1.0 where weights leave no room."""
+    model_config = server_args.get_model_config()
+    config, itemsize = model_config.hf_text_config, model_config.dtype.itemsize
+    shapes = list(linear_shapes(config))
+    plan = make_plan(config, options, server_args.device)
+    last = {step.layer: NOMINAL_BITS[step.variant] for step in plan.steps}
+    layer = sum(shape.rows * shape.columns for shape in shapes)
+    freed = sum(layer * (itemsize - bits / 8) for bits in last.values())
+    if server_args.max_total_tokens:
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        head_dim = getattr(config, "head_dim", None)
+        head_dim = head_dim or config.hidden_size // config.num_attention_heads
+        token = 2 * config.num_hidden_layers * heads * head_dim * itemsize
+        at_rest = server_args.max_total_tokens * token
+    else:
+        fraction = server_args.mem_fraction_static or STATIC_FRACTION
+        at_rest = fraction * gpu_mib * (1 << 20) - model_bytes(config, shapes, itemsize)
+    return 1.0 + freed / at_rest if at_rest > 0 else 1.0
