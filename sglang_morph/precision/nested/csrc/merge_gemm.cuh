@@ -27,8 +27,8 @@
 
 namespace sglang_morph {
 
-constexpr int kRows = 128;
-constexpr int kDepth = 64;
+constexpr int kRows = 128;  // of W in a tile
+constexpr int kDepth = 64;  // columns of K in a step
 constexpr int kHalfBytes = kRows * kDepth;  // one half of a tile's step
 constexpr int kConsumers = 256;
 constexpr int kThreads = kConsumers + 128;  // one of the last copies; wgmma counts in warpgroups
@@ -285,7 +285,8 @@ __device__ __forceinline__ void await(const int* flag) {
 }
 
 template <int kValues>
-__device__ __forceinline__ void leave_partial(const Problem& p, int block, int thread, const float (&sum)[kValues]) {
+__device__ __forceinline__ void leave_partial(const Problem& p, int block, int thread,
+                                              const float (&sum)[kValues]) {
   float* to = p.partials + static_cast<int64_t>(block) * kConsumers * kValues + thread;
 #pragma unroll
   for (int i = 0; i < kValues; ++i) __stcg(to + i * kConsumers, sum[i]);
@@ -294,7 +295,8 @@ __device__ __forceinline__ void leave_partial(const Problem& p, int block, int t
 }
 
 template <int kValues>
-__device__ __forceinline__ void add_partial(const Problem& p, int block, int thread, float (&sum)[kValues]) {
+__device__ __forceinline__ void add_partial(const Problem& p, int block, int thread,
+                                            float (&sum)[kValues]) {
   await(p.ready + block);
   const float* from = p.partials + static_cast<int64_t>(block) * kConsumers * kValues + thread;
 #pragma unroll
@@ -305,8 +307,9 @@ __device__ __forceinline__ void add_partial(const Problem& p, int block, int thr
 
 // Writes one warpgroup's [64, kTokens] of a tile, transposed through shared memory.
 template <typename T, int kTokens>
-__device__ __forceinline__ void write_tile(const Problem& p, int row, int token, uint32_t staging, int group,
-                           int thread, const float (&sum)[kTokens / 2]) {
+__device__ __forceinline__ void write_tile(const Problem& p, int row, int token, uint32_t staging,
+                                           int group, int thread,
+                                           const float (&sum)[kTokens / 2]) {
   constexpr int kPart = kTokens < kStagedTokens ? kTokens : kStagedTokens;
   const int lane = thread % 32, warp = thread / 32;
   // Lane l addresses row l % 8 of matrix l / 8: tokens of an 8-by-8 block, stored transposed.
@@ -469,9 +472,9 @@ void launch(Problem& p, void* x, int64_t x_stride, int processors, cudaStream_t 
   TVM_FFI_ICHECK_EQ(error, cudaSuccess) << cudaGetErrorString(error);
 }
 
-// upper, lower: uint8 [N, K]; x: T [M, K]; y: T [M, N]; partials: float32, a tile of 128 by 256 for
-// every multiprocessor; ready: int32 zeros, `kMostBlocks` for every multiprocessor. K is a multiple of 64, N of 8;
-// M is not 0. Checked by the caller.
+// upper, lower: uint8 [N, K]; x: T [M, K]; y: T [M, N]; for every multiprocessor, partials: float32,
+// a tile of 128 by 256, and ready: int32, `kMostBlocks` zeros. K is a multiple of 64, N of 8; M is
+// not 0. Checked by the caller.
 template <typename T, bool kE5M2>
 void merge_gemm(tvm::ffi::TensorView upper, tvm::ffi::TensorView lower, tvm::ffi::TensorView x,
                 tvm::ffi::TensorView y, tvm::ffi::TensorView partials, tvm::ffi::TensorView ready) {
