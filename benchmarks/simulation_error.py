@@ -159,12 +159,12 @@ def main() -> int:
     runs = ab_runs(results) if results.is_dir() else demo_runs(results)
     table, errors = compare(runs, load_profile(arguments.profile))
     Console().print(table)
-    error = statistics.median(errors)
+    error = max(errors)
     command = shlex.join(["python", "-m", "benchmarks.simulation_error", *sys.argv[1:]])
     row = Row(
         name="controller.simulation_error_pct" + (".traces" if results.is_dir() else ""),
         value=round(error, 1),
-        unit=f"%, median of {len(errors)} runs, worst {max(errors):.1f}",
+        unit=f"%, the worst of {len(errors)} runs; median {statistics.median(errors):.1f}",
         bar=f"<= {BAR_PCT:g}",
         holds=error <= BAR_PCT,
         raw=str(results),
