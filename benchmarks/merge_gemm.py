@@ -22,6 +22,7 @@ import orjson
 import torch
 from torch.nn.functional import linear
 
+from benchmarks.kernels import capture
 from sglang_morph.demo.provenance import provenance
 from sglang_morph.precision.nested import merge_gemm
 from sglang_morph.precision.nested.encoding import Nesting
@@ -33,7 +34,6 @@ TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 COLD_BYTES = 256 << 20
 """Of one shape's copies together; several times the L2 cache."""
 WAYS = ("plain", "fused", "scratch")
-BARS = {1: 1.10, 16: 1.10, 64: 1.10, 256: 1.15, 512: 1.15, 1024: 1.15, 4096: 1.08, 8192: 1.08}
 
 
 def main() -> None:
@@ -57,7 +57,7 @@ def main() -> None:
         shapes = [time_shape(name, tokens, dtype, arguments.rounds) for name in SHAPES]
         plain = sum(s["plain_us"] for s in shapes)
         best = sum(min(s[f"{way}_us"] or 1e9 for way in WAYS[1:]) for s in shapes)
-        row: dict[str, Any] = {"m": tokens, "ratio_weighted": best / plain, "bar": BARS.get(tokens)}
+        row: dict[str, Any] = {"m": tokens, "ratio_weighted": best / plain}
         for way in WAYS[1:]:
             times = [s[f"{way}_us"] for s in shapes]
             row[f"{way}_ratio"] = sum(times) / plain if all(times) else None
@@ -119,7 +119,7 @@ def _halves(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _interleaved(ways: dict[str, Callable[[], None]], rounds: int) -> dict[str, float]:
     """Microseconds of each, the median over rounds in which all take turns."""
-    graphs = {name: _captured(way) for name, way in ways.items()}
+    graphs = {name: capture([way]) for name, way in ways.items()}
     times: dict[str, list[float]] = {name: [] for name in ways}
     for turn in range(rounds + 1):
         for name, graph in graphs.items():
@@ -132,15 +132,6 @@ def _interleaved(ways: dict[str, Callable[[], None]], rounds: int) -> dict[str, 
             if turn:  # the first is a warm-up
                 times[name].append(began.elapsed_time(ended) * 1e3 / 3)
     return {name: statistics.median(found) for name, found in times.items()}
-
-
-def _captured(way: Callable[[], None]) -> torch.cuda.CUDAGraph:
-    way()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        way()
-    return graph
 
 
 if __name__ == "__main__":

@@ -49,9 +49,7 @@ def kv_growth(server_args: Any, options: MorphOptions, gpu_mib: float) -> float:
     layer = sum(shape.rows * shape.columns for shape in shapes)
     freed = sum(layer * (itemsize - bits / 8) for bits in last.values())
     if server_args.max_total_tokens:
-        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        head_dim = getattr(config, "head_dim", None)
-        head_dim = head_dim or config.hidden_size // config.num_attention_heads
+        heads, head_dim = model_config.get_num_kv_heads(1), model_config.head_dim
         token = 2 * config.num_hidden_layers * heads * head_dim * itemsize
         at_rest = server_args.max_total_tokens * token
     else:

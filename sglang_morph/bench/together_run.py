@@ -23,7 +23,7 @@ from sglang_morph.bench.arm_run import (
     describe,
     new_report,
 )
-from sglang_morph.bench.comparison_run import DONE, Prepared, measured_slo
+from sglang_morph.bench.comparison_run import DONE, Prepared, measured_slo, pending_runs
 from sglang_morph.bench.record import has_record
 from sglang_morph.bench.schedule import ScheduledRun
 from sglang_morph.bench.workload import Workload
@@ -73,7 +73,7 @@ def carry_out_together(
     comparison = _Together(prepared, runs, output, origin, make_progress)
     if runs:
         comparison.carry_out(stop_after_s)
-    return [run for run in runs if not (comparison.folder(run) / DONE).exists()]
+    return pending_runs(output, runs, None)
 
 
 class _Together:

@@ -97,12 +97,13 @@ def try_on(weight: torch.Tensor, nesting: Nesting) -> None:
     times the weight in memory, and waits for the device.
     """
     merge_gemm.prepare(weight.device, weight.dtype)
-    for batch in TRIAL_BATCHES:
-        try:
-            error = _error(weight, nesting, batch)
-        except Exception as failure:
-            cause = str(failure).partition("\n")[0]
-            raise MergeGemmError(f"the merge GEMM failed: {cause}; {_REMEDY}") from failure
+    try:
+        halves = _halves(weight, nesting)
+        errors = [_error(weight, *halves, nesting, batch) for batch in TRIAL_BATCHES]
+    except Exception as failure:
+        cause = str(failure).partition("\n")[0]
+        raise MergeGemmError(f"the merge GEMM failed: {cause}; {_REMEDY}") from failure
+    for batch, error in zip(TRIAL_BATCHES, errors, strict=True):
         if not error <= TRIAL_ERROR:  # also where it is NaN
             raise MergeGemmError(
                 f"the merge GEMM is off by {error:.3f} of the result's norm with {batch} tokens "
@@ -110,18 +111,23 @@ def try_on(weight: torch.Tensor, nesting: Nesting) -> None:
             )
 
 
-def _error(weight: torch.Tensor, nesting: Nesting, batch: int) -> float:
-    """Relative error (Frobenius) against the full weight, with random activations."""
-    rows, columns = weight.shape
+def _halves(weight: torch.Tensor, nesting: Nesting) -> tuple[torch.Tensor, Residual]:
     upper, lower = (torch.empty_like(weight, dtype=torch.uint8) for _ in range(2))
     split_into(weight, upper, lower, nesting)
     exceptions = find_exceptions(weight)
-    residual = {
+    return upper, {
         "lower": lower,
         "exception_index": exceptions.index,
         "exception_bits": exceptions.bits,
-        "exception_starts": exception_starts(exceptions.index, rows, columns),
+        "exception_starts": exception_starts(exceptions.index, *weight.shape),
     }
+
+
+def _error(
+    weight: torch.Tensor, upper: torch.Tensor, residual: Residual, nesting: Nesting, batch: int
+) -> float:
+    """Relative error (Frobenius) against the full weight, with random activations."""
+    rows, columns = weight.shape
     scratch = weight.new_empty(block_rows(rows, columns, weight.itemsize), columns)
     generator = torch.Generator(weight.device).manual_seed(batch)
     x = torch.randn(batch, columns, generator=generator, device=weight.device).to(weight.dtype)

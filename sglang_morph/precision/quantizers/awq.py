@@ -45,8 +45,7 @@ class Awq(LayerQuantizer):
         variants: Variants,
         inputs: Mapping[str, InputStatistics] | None = None,
     ) -> LayerWeights:
-        if inputs is None:
-            raise ValueError("awq needs activations from calibration; give some, or use rtn")
+        inputs = self.needed(inputs)
         scaled = layer
         scales = {path: torch.ones_like(found.magnitude) for path, found in inputs.items()}
         for path, weight in layer.linears.items():

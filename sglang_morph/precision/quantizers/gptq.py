@@ -46,8 +46,7 @@ class Gptq(LayerQuantizer):
         variants: Variants,
         inputs: Mapping[str, InputStatistics] | None = None,
     ) -> LayerWeights:
-        if inputs is None:
-            raise ValueError("gptq needs activations from calibration; give some, or use rtn")
+        inputs = self.needed(inputs)
         codes = {
             path: choose_codes(weight, variants[path], inputs[path].gram)
             for path, weight in layer.linears.items()

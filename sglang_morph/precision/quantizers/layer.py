@@ -100,6 +100,14 @@ class LayerQuantizer(ABC):
         needed. Raises ValueError for a damaged weight.
         """
 
+    def needed(self, inputs: Mapping[str, InputStatistics] | None) -> Mapping[str, InputStatistics]:
+        """`inputs`, for one that needs them. Raises ValueError where they are not there."""
+        if inputs is None:
+            raise ValueError(
+                f"{self.name} needs activations from calibration; give some, or use rtn"
+            )
+        return inputs
+
 
 class AsTheyAre(LayerQuantizer):
     """`rtn`: the weights themselves are rounded to nearest."""

@@ -210,6 +210,16 @@ class IntegerZerosVariant(Variant):
         scales as exactly as the kernel holds them."""
 
 
+def parts_on_device(variant: Variant, weight: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The parts of `weight`, on its device, and made there where that is possible."""
+    if isinstance(variant, DerivedVariant):
+        rows, columns = weight.shape
+        parts = variant.empty_parts(rows, columns, weight.device)
+        variant.derive(weight, parts)
+        return parts
+    return {name: part.to(weight.device) for name, part in variant.encode(weight).items()}
+
+
 def rows_of(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """`x [..., K]` as a `[M, K]` matrix of `dtype`, as the kernels take it."""
     return x.reshape(-1, x.shape[-1]).to(dtype)

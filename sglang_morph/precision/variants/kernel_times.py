@@ -28,7 +28,7 @@ from patches.upstream import installed_version
 from sglang_morph.bundle.cache import kernel_times_file
 from sglang_morph.precision.names import FULL, NOMINAL_BITS
 from sglang_morph.precision.quantizers.registry import create_quantizer
-from sglang_morph.precision.variants.base import DerivedVariant, Parts, Variant
+from sglang_morph.precision.variants.base import Parts, Variant, parts_on_device
 from sglang_morph.precision.variants.registry import (
     FP8_VARIANTS,
     LOSSLESS_VARIANTS,
@@ -189,7 +189,7 @@ def measure(
         nbytes[FULL] += weight.nbytes
         for name, variant in variants.items():
             chosen = variant.for_weight(weight)
-            parts = _parts(chosen, weight)
+            parts = parts_on_device(chosen, weight)
             kernels[name] = partial(_apply, chosen, parts)
             nbytes[name] += sum(part.nbytes for part in parts.values())
         for position, batch in enumerate(BATCHES):
@@ -205,15 +205,6 @@ def measure(
         for name in variants
     }
     return KernelTimes(identity, total, costs)
-
-
-def _parts(variant: Variant, weight: torch.Tensor) -> dict[str, torch.Tensor]:
-    if isinstance(variant, DerivedVariant):
-        rows, columns = weight.shape
-        parts = variant.empty_parts(rows, columns, weight.device)
-        variant.derive(weight, parts)
-        return parts
-    return {name: part.to(weight.device) for name, part in variant.encode(weight).items()}
 
 
 def _apply(variant: Variant, parts: Parts, x: torch.Tensor) -> torch.Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import linear
 
-from sglang_morph.precision.variants.base import DerivedVariant, Parts, Variant
+from sglang_morph.precision.variants.base import Parts, Variant, parts_on_device
 
 BATCHES = (1, 17)
 """One token, and a number that no tile divides."""
@@ -25,7 +25,7 @@ def preflight(variant: Variant, weight: torch.Tensor, where: str) -> float:
     """
     reference = variant.reference(weight).to(weight.device)
     try:
-        parts = _parts(variant, weight)
+        parts = parts_on_device(variant, weight)
         errors = [_error(variant, parts, reference, _tokens(weight, batch)) for batch in BATCHES]
     except Exception as failure:
         cause = str(failure).partition("\n")[0]
@@ -38,16 +38,6 @@ def preflight(variant: Variant, weight: torch.Tensor, where: str) -> float:
                 f"{batch} tokens, allowed are {variant.tolerance}; {_remedy(variant)}"
             )
     return max(errors)
-
-
-def _parts(variant: Variant, weight: torch.Tensor) -> dict[str, torch.Tensor]:
-    """On the device of `weight`, and made there where that is possible."""
-    if isinstance(variant, DerivedVariant):
-        rows, columns = weight.shape
-        parts = variant.empty_parts(rows, columns, weight.device)
-        variant.derive(weight, parts)
-        return parts
-    return {name: part.to(weight.device) for name, part in variant.encode(weight).items()}
 
 
 def _tokens(weight: torch.Tensor, batch: int) -> torch.Tensor:
