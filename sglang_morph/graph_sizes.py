@@ -2,8 +2,8 @@
 
 SGLang chooses it by the GPU's memory, as large as batches get with the KV cache that the weights
 leave there. Once weights have become KV pages, batches are larger: on a 24 GiB card an 8B model
-decodes up to 24 requests in graphs and has room for 2.3 times as many, and a step without a graph
-took twice as long there.
+decodes up to 24 requests in graphs and gets room for more than twice as many, and a step without
+a graph takes about twice as long.
 """
 
 from __future__ import annotations

@@ -137,7 +137,7 @@ def stored_times(shapes: Sequence[Shape], dtype: torch.dtype) -> KernelTimes | N
 
 
 def measured_times(shapes: Sequence[Shape], dtype: torch.dtype) -> KernelTimes | None:
-    """As `stored_times`, but measured and stored where there is nothing: half a second.
+    """As `stored_times`, but measured and stored where there is nothing.
 
     None, and a warning in the log, where a kernel fails or memory is short: a few times the
     largest weight, and `FLUSH_BYTES`.
