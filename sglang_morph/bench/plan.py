@@ -161,7 +161,10 @@ def _check_names(what: str, names: list[str]) -> None:
 
 
 def decode_path(kind: type, value: object) -> object:
-    """msgspec's hook for the one type here that it doesn't know."""
+    """msgspec's hook for the one type here that it doesn't know.
+
+    Raises NotImplementedError, which is how such a hook refuses a type.
+    """
     if kind is not Path:
         raise NotImplementedError(f"no decoder for {kind}")
     return Path(str(value))
