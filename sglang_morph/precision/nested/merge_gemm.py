@@ -24,8 +24,6 @@ CAPABILITY = (9, 0)
 _SOURCE = Path(__file__).parent / "csrc" / "merge_gemm.cuh"
 _TILE = 128 * 256
 """Elements of the largest tile of the result."""
-_BLOCKS = 2
-"""On a multiprocessor, at most."""
 _TYPES = {torch.bfloat16: "__nv_bfloat16", torch.float16: "__half"}
 
 
@@ -94,7 +92,7 @@ def _workspace(device: torch.device) -> _Workspace:
     processors = torch.cuda.get_device_properties(device).multi_processor_count
     return _Workspace(
         torch.empty(processors, _TILE, dtype=torch.float32, device=device),
-        torch.zeros(processors * _BLOCKS, dtype=torch.int32, device=device),
+        torch.zeros(processors, dtype=torch.int32, device=device),
     )
 
 
