@@ -45,6 +45,9 @@ class SchedulerRuntime(Protocol):
     def tick(self) -> None:
         """A step boundary, before SGLang plans the next batch."""
 
+    def may_sleep(self) -> bool:
+        """Whether an idle scheduler may sleep now, so that no step follows for a second."""
+
     def request_queued(self, req: Any, is_retracted: bool) -> None:
         """A request entered the waiting queue, for the first time or after a retraction."""
 

@@ -219,6 +219,9 @@ class MorphRuntime:
         self._controller.tick()
         self._requests.follow_level()
 
+    def may_sleep(self) -> bool:
+        return not self._controller.executor.restoring
+
     def request_queued(self, req: Any, is_retracted: bool) -> None:
         self._controller.counts.queued(req, is_retracted)
         self._requests.queued(req)

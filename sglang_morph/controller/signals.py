@@ -57,3 +57,11 @@ class Signals:
     def demand(self) -> float:
         """Pages used and pages waited for, over base pages. Unlike `pressure` it has no ceiling."""
         return (self.used_pages + self.waiting_tokens) / self.base_pages
+
+    def fits_base(self, share: float) -> bool:
+        """Whether what is used and what waits fits `share` of the base pages.
+
+        A request that waits for the next step only, as under a steady load some always do, is none
+        that is kept waiting.
+        """
+        return self.demand <= share and not self.admission_blocked

@@ -125,7 +125,7 @@ class SloPolicy(Policy):
     2. Monotone: urgency is monotone in load, the thresholds in urgency; worse latency never delays
     a downshift nor hastens a restore. 3. No limit cycle under constant demand: a downshift by
     pressure needs `used >= enter * capacity >= 0.70 * base`, a restore needs `used <= leave * base
-    <= 0.65 * base` and an empty queue. The bands do not overlap, so no value of urgency makes one
+    <= 0.65 * base`, what waits included. The bands do not overlap, so no value of urgency makes one
     demand cause both; whatever urgency does, constant demand gives at most one change of direction,
     and the level is monotone from then on. Two things can still make it come and go: demand that
     itself shrinks when the server gets faster, for which lasting violations lower `leave` to 0.40
@@ -184,7 +184,7 @@ class SloPolicy(Policy):
         if not crowded:
             self._rises_in_a_row = 0
         self._level = level
-        calm = signals.pressure <= self.leave_pressure and signals.waiting == 0
+        calm = signals.fits_base(self.leave_pressure)
         spent = self.budget.is_spent
         self._guard.observe(now, crowded and not spent, calm)
         if level > 0 and spent and self._guard.limit.may_restore(now):
@@ -195,7 +195,7 @@ class SloPolicy(Policy):
         if self._guard.may_restore and level > 0:
             return Decision(
                 0,
-                f"pressure {signals.pressure:.2f} <= {self.leave_pressure:.2f} and nothing waits "
+                f"demand {signals.demand:.2f} <= {self.leave_pressure:.2f} and nothing is held up "
                 f"for {self._guard.leave.seconds:.2f} s",
             )
         return None

@@ -101,11 +101,11 @@ class ThresholdPolicy(Policy):
     faster than they are served. That is the earliest sign of a burst, and a weak one: it counts
     only above `leave_pressure`, so a few long prompts on an idle server move nothing.
 
-    **Down** when pressure, which counts over the *base* pages, stays at or below `leave_pressure`
-    and nothing waits, for `leave_hold_s`. What is in use then fits the base pages (`leave_pressure`
-    is below 1), so no lent page is needed at any level: the target is 0 in one decision, not one
-    level less. A reclaim is atomic and a restore is bounded by copy speed, so intermediate stops
-    would only keep precision low for longer.
+    **Down** when demand, which counts what waits too and over the *base* pages, stays at or below
+    `leave_pressure`, and nobody is kept waiting for room, for `leave_hold_s`. What is in use then
+    fits the base pages (`leave_pressure` is below 1), so no lent page is needed at any level: the
+    target is 0 in one decision, not one level less. A reclaim is atomic and a restore is bounded by
+    copy speed, so intermediate stops would only keep precision low for longer.
 
     Between the thresholds nothing happens, and nothing does within `min_dwell_s` of a transition.
     """
@@ -139,7 +139,7 @@ class ThresholdPolicy(Policy):
         used = self._expected_pages(signals) if self.parameters.lookahead_s else signals.used_pages
         full = used >= self.parameters.enter_pressure * signals.capacity_pages
         crowded = full or self._is_blocked(signals)
-        calm = signals.pressure <= self.parameters.leave_pressure and signals.waiting == 0
+        calm = signals.fits_base(self.parameters.leave_pressure)
         if not crowded:
             self._rises_in_a_row = 0
         self._level = level
@@ -198,5 +198,5 @@ class ThresholdPolicy(Policy):
 
     def _reason_to_fall(self, signals: Signals) -> str:
         threshold = self.parameters.leave_pressure
-        cause = f"pressure {signals.pressure:.2f} <= {threshold:.2f} and nothing waits"
+        cause = f"demand {signals.demand:.2f} <= {threshold:.2f} and nothing is held up"
         return f"{cause} for {self._guard.leave.seconds:.2f} s"

@@ -82,8 +82,8 @@ class TwoModePolicy(Policy):
     counts waiting prompts too: pages in use alone stop at the capacity and would not tell a long
     queue from a short one.
 
-    Precision returns only if nothing waits. Under constant demand there is at most one move: to
-    go down and come back, one demand would have to be above `enter` and below `leave`.
+    Precision returns only if nobody waits for room. Under constant demand there is at most one
+    move: to go down and come back, one demand would have to be above `enter` and below `leave`.
     """
 
     name: ClassVar[str] = "two_mode"
@@ -109,7 +109,7 @@ class TwoModePolicy(Policy):
         self._guard.observe(
             signals.now,
             demand >= parameters.enter_pressure,
-            demand <= parameters.leave_pressure and signals.waiting == 0,
+            signals.fits_base(parameters.leave_pressure),
         )
         if self._guard.may_lower and signals.level < self.max_level:
             cause = f"demand {demand:.2f} >= {parameters.enter_pressure:.2f}"

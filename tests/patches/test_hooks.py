@@ -20,6 +20,7 @@ from patches import (
     kv_pool,
     retract,
     server_start,
+    sleep,
     status,
     tick,
     weights,
@@ -73,6 +74,13 @@ def test_tick_takes_the_keywords_of_the_event_loops() -> None:
     result = hook(tick, runtime)("scheduler", running_batch="running", last_batch="last")
     assert result is None  # else the registry would replace the arguments
     assert runtime.calls == [("tick",)]
+
+
+@pytest.mark.parametrize("may", [True, False])
+def test_scheduler_sleeps_only_while_it_may(may: bool) -> None:
+    slept: list[Any] = []
+    hook(sleep, Recorder(may_sleep=may))(slept.append, "scheduler")
+    assert slept == ["scheduler"] * may
 
 
 def test_kv_budget_replaces_the_figure() -> None:

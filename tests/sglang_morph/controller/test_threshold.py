@@ -141,17 +141,30 @@ def test_falls_straight_to_full_precision(signals: MakeSignals) -> None:
         seconds=10,
         level=5,
     )
-    assert made == [(2.0, Decision(0, "pressure 0.30 <= 0.60 and nothing waits for 2.00 s"))]
+    assert made == [(2.0, Decision(0, "demand 0.30 <= 0.60 and nothing is held up for 2.00 s"))]
 
 
-def test_does_not_fall_while_a_request_waits(signals: MakeSignals) -> None:
+@pytest.mark.parametrize("wait", [{"blocked": True}, {"waiting_tokens": 400}])
+def test_does_not_fall_while_a_request_finds_no_room(
+    signals: MakeSignals, wait: dict[str, Any]
+) -> None:
     made = drive(
         ThresholdPolicy(OPTIONS, TOP),
-        lambda now, level: signals(now, used=300, level=level, waiting=1),
+        lambda now, level: signals(now, used=300, level=level, waiting=1, **wait),
         seconds=10,
         level=2,
     )
     assert made == []
+
+
+def test_falls_while_requests_pass_through_the_queue(signals: MakeSignals) -> None:
+    made = drive(
+        ThresholdPolicy(OPTIONS, TOP),
+        lambda now, level: signals(now, used=300, level=level, waiting=1, waiting_tokens=200),
+        seconds=2.5,
+        level=2,
+    )
+    assert [decision.target for _, decision in made] == [0]
 
 
 def test_stays_between_the_thresholds(signals: MakeSignals) -> None:
@@ -256,7 +269,7 @@ def test_without_holds_and_dwell_the_first_reading_decides(signals: MakeSignals)
     policy = ThresholdPolicy(eager, TOP)
     assert policy.observe(signals(0.0, used=850)) is not None
     assert policy.observe(signals(0.0, used=600, level=1)) == Decision(
-        0, "pressure 0.60 <= 0.60 and nothing waits for 0.00 s"
+        0, "demand 0.60 <= 0.60 and nothing is held up for 0.00 s"
     )
 
 

@@ -53,13 +53,13 @@ def test_goes_all_the_way_down_when_waiting_prompts_exceed_the_base(signals: Mak
     assert made[0][1].reason == "demand 1.10 >= 1.04 for 0.20 s"
 
 
-def test_returns_when_demand_is_low_and_nothing_waits(signals: MakeSignals) -> None:
+def test_returns_when_demand_is_low_and_nobody_is_held_up(signals: MakeSignals) -> None:
     policy = TwoModePolicy(PolicyOptions(), TOP)
     made = drive(policy, lambda now, level: signals(now, used=700, level=level), 60, level=TOP)
     assert [decision.target for _, decision in made] == [0]
     waiting = drive(
         TwoModePolicy(PolicyOptions(), TOP),
-        lambda now, level: signals(now, used=700, level=level, waiting=1),
+        lambda now, level: signals(now, used=700, level=level, waiting=1, blocked=True),
         seconds=60,
         level=TOP,
     )
