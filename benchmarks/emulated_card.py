@@ -48,10 +48,10 @@ class Turn:
 
 GROUPS = (
     [Turn("knee", 0, arm) for arm in (FP8, OURS)],
-    [Turn("quiet", 0, OURS)],
     [Turn("knee", 1, arm) for arm in (OURS, FP8)],
-    [Turn("overload", 0, arm) for arm in (FP8, OURS)],
     [Turn("knee", 2, arm) for arm in (FP8, OURS)],
+    [Turn("quiet", 0, OURS)],
+    [Turn("overload", 0, arm) for arm in (FP8, OURS)],
     [Turn("knee", 0, BF16)],
     [Turn("quiet", 0, arm) for arm in (BF16, FP8)],
     [Turn("overload", 0, BF16)],

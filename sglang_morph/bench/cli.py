@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -136,6 +137,10 @@ def ab(
     gpu_memory_gib: Annotated[
         float | None, typer.Option(help="Emulate a GPU of so many GiB, whatever the plan says.")
     ] = None,
+    workload: Annotated[
+        list[str] | None,
+        typer.Option(help="Do the plan's workload of this name only. May be given again."),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the schedule only.")] = False,
 ) -> None:
     """Compare arms: the same prompts, in counterbalanced order, and a fresh server a run unless the
@@ -150,7 +155,7 @@ def ab(
     signal.signal(signal.SIGTERM, _leave)
     origin = provenance(shlex.join(["sglang-morph", *sys.argv[1:]]))
     with _one_line_errors():
-        prepared = _prepare(plan, time_budget, gpu_memory_gib)
+        prepared = _prepare(plan, time_budget, gpu_memory_gib, workload or ())
         if dry_run:
             _print_schedule(prepared)
             return
@@ -196,7 +201,12 @@ def report(folder: Annotated[Path, typer.Argument(help="Output of `bench ab`.")]
     typer.echo(f"wrote {page} and {text}")
 
 
-def _prepare(file: Path, time_budget: float | None, gpu_memory_gib: float | None) -> Prepared:
+def _prepare(
+    file: Path,
+    time_budget: float | None,
+    gpu_memory_gib: float | None,
+    workloads: Sequence[str] = (),
+) -> Prepared:
     import msgspec
 
     from sglang_morph.bench.comparison_run import prepare
@@ -205,6 +215,8 @@ def _prepare(file: Path, time_budget: float | None, gpu_memory_gib: float | None
     plan = read_plan(file)
     if gpu_memory_gib is not None:
         plan = msgspec.structs.replace(plan, gpu_memory_gib=gpu_memory_gib)
+    if workloads:
+        plan = plan.part(workloads)
     return prepare(plan, time_budget)
 
 
@@ -255,7 +267,8 @@ def _print_schedule(prepared: Prepared) -> None:
             f"{workload.name}: {len(workload.requests)} requests in {workload.duration_s:.1f} s"
         )
     for run in prepared.schedule:
-        typer.echo(f"slot {run.block}: {run.arm}, repetition {run.repetition}")
+        names = ", ".join(workload.name for workload in prepared.workloads_of(run.arm))
+        typer.echo(f"slot {run.block}: {run.arm}, repetition {run.repetition}: {names}")
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

@@ -45,6 +45,9 @@ class Prepared:
     """The low-load control first, where the plan has one."""
     schedule: list[ScheduledRun]
 
+    def workloads_of(self, arm: str) -> list[Workload]:
+        return [w for w in self.workloads if arm in self.plan.arms_of(w.name)]
+
     def describe(self) -> dict[str, Any]:
         """Equal for equal work: what a folder is resumed by."""
         return {
@@ -174,7 +177,7 @@ def _one_run(
     folder.mkdir(parents=True)
     server = ArmServer(plan, plan.arm(run.arm), prepared.card, prepared.warmup, folder)
     slo = measured_slo(plan, output, prepared.schedule)
-    report = run_arm(server, slo, prepared.workloads, origin, progress)
+    report = run_arm(server, slo, prepared.workloads_of(run.arm), origin, progress)
     (folder / DONE).write_text(report.error or "")
 
 

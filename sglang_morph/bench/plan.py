@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -82,6 +83,15 @@ class Steady(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     output_tokens: Count = 32
 
 
+class PlannedWorkload(WorkloadSpec, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A workload, and who gets it."""
+
+    arms: list[Name] | None = None
+    """The arms that get it, in the order of their turns where servers are started together; None:
+    all, in the plan's order.
+    """
+
+
 class Sweep(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Search for the highest rate of `workload` at which the SLO still holds."""
 
@@ -101,7 +111,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     model: Path
     """Folder with the tokenizer that cuts the prompts."""
     arms: list[Arm]
-    workloads: list[WorkloadSpec]
+    workloads: list[PlannedWorkload]
     reference: Name | None = None
     """Arm that the others are compared with, in every slot; by default the first."""
     servers: Literal["fresh", "together"] = "fresh"
@@ -137,6 +147,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         _check_names("workload", [workload.name for workload in self.workloads])
         if self.reference and self.reference not in {arm.name for arm in self.arms}:
             raise ValueError(f"reference {self.reference!r} is none of the arms")
+        for workload in self.workloads:
+            self._check_arms_of(workload)
         if self.sweep and self.sweep.workload not in {w.name for w in self.workloads}:
             raise ValueError(f"the sweep's workload {self.sweep.workload!r} is none of the plan's")
         if self.servers == "together" and self.gpu_memory_gib is not None:
@@ -145,12 +157,46 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
                 "gpu_memory_gib out and give --max-total-tokens in every arm's command"
             )
 
+    def _check_arms_of(self, workload: PlannedWorkload) -> None:
+        if workload.arms is None:
+            return
+        what = f"workload {workload.name!r}"
+        if unknown := set(workload.arms) - {arm.name for arm in self.arms}:
+            raise ValueError(f"{what} names {sorted(unknown)[0]!r}, which is none of the arms")
+        if len(set(workload.arms)) < len(workload.arms):
+            raise ValueError(f"{what} names an arm twice")
+        if self.reference_arm not in workload.arms:
+            raise ValueError(
+                f"{what} leaves out {self.reference_arm!r}, which the others are compared with"
+            )
+
     @property
     def reference_arm(self) -> str:
         return self.reference or self.arms[0].name
 
     def arm(self, name: str) -> Arm:
         return next(arm for arm in self.arms if arm.name == name)
+
+    def arms_of(self, workload: str) -> list[str]:
+        """In the plan's order for a workload that has no arms of its own, as the control."""
+        own = next((w.arms for w in self.workloads if w.name == workload), None)
+        return [arm.name for arm in self.arms] if own is None else own
+
+    def has_own_order(self, workload: str) -> bool:
+        return any(w.name == workload and w.arms is not None for w in self.workloads)
+
+    def part(self, names: Sequence[str]) -> Plan:
+        """The plan of these workloads alone, and of the arms that get one. Raises `PlanError`."""
+        if unknown := set(names) - {workload.name for workload in self.workloads}:
+            known = ", ".join(workload.name for workload in self.workloads)
+            raise PlanError(f"the plan has no workload {sorted(unknown)[0]!r}, but {known}")
+        needed = {arm for name in names for arm in self.arms_of(name)}
+        return msgspec.structs.replace(
+            self,
+            workloads=[workload for workload in self.workloads if workload.name in names],
+            arms=[arm for arm in self.arms if arm.name in needed],
+            sweep=self.sweep if self.sweep and self.sweep.workload in names else None,
+        )
 
 
 def _check_names(what: str, names: list[str]) -> None:

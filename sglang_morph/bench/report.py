@@ -81,7 +81,10 @@ def _how_far(found: Comparison) -> str:
     if found.plan.servers == "fresh":
         return f"{len(found.runs)} of {found.planned} runs are done. Every run is a fresh server."
     turns = sum(len(run.records) for run in found.runs)
-    planned = found.planned * len(found.description["workloads"])
+    repeated = found.planned // len(found.plan.arms)
+    planned = repeated * sum(
+        len(found.plan.arms_of(workload["name"])) for workload in found.description["workloads"]
+    )
     return (
         f"{turns} of {planned} turns are done. The servers of all arms ran on one machine at the "
         "same time and took turns, each flushed and at rest at its level before its turn, while "

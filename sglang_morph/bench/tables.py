@@ -66,11 +66,17 @@ def estimate_of(found: Comparison, arm: str, workload: str, key: str) -> Estimat
     return estimate([value for block in by_block.values() for value in block])
 
 
+def arms_with(found: Comparison, workload: str) -> list[str]:
+    """The arms that were measured with it: a plan may give it to some only."""
+    return [arm for arm in found.arms if found.records(arm, workload)]
+
+
 def measures_table(found: Comparison, workload: str) -> Table:
     """A row per measure, a column per arm: medians and intervals over runs; the best is starred."""
-    rows = [["", *found.arms]]
+    arms = arms_with(found, workload)
+    rows = [["", *arms]]
     for measure in MEASURES:
-        estimates = [estimate_of(found, arm, workload, measure.key) for arm in found.arms]
+        estimates = [estimate_of(found, arm, workload, measure.key) for arm in arms]
         if not any(estimates):
             continue
         best = _best(measure, estimates)
@@ -93,7 +99,7 @@ def _best(measure: Measure, estimates: Sequence[Estimate | None]) -> float | Non
 def ratios_table(found: Comparison, workload: str) -> Table:
     """Each arm over the reference arm in the same block."""
     reference = found.plan.reference_arm
-    others = [arm for arm in found.arms if arm != reference]
+    others = [arm for arm in arms_with(found, workload) if arm != reference]
     rows = [[f"relative to {reference}", *others]]
     for measure in MEASURES:
         if not measure.ratio:

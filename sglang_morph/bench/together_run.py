@@ -24,6 +24,7 @@ from sglang_morph.bench.arm_run import (
     new_report,
 )
 from sglang_morph.bench.comparison_run import DONE, Prepared, measured_slo, pending_runs
+from sglang_morph.bench.plan import Plan
 from sglang_morph.bench.record import has_record
 from sglang_morph.bench.schedule import ScheduledRun
 from sglang_morph.bench.workload import Workload
@@ -41,17 +42,22 @@ class Turn:
     workload: Workload
 
 
-def turns(runs: Sequence[ScheduledRun], workloads: Sequence[Workload]) -> list[Turn]:
-    """Block by block and workload by workload all arms, every second workload backwards.
+def turns(plan: Plan, runs: Sequence[ScheduledRun], workloads: Sequence[Workload]) -> list[Turn]:
+    """Block by block and workload by workload its arms, every second workload backwards.
 
     The control doesn't count: so with three workloads the last begins with the plan's first arms.
+    Where a workload names its arms, their order is the one it gives, and backwards in every second
+    block.
     """
     blocks = dict.fromkeys(run.block for run in runs)
     ordered = []
     for block in blocks:
-        arms, number = [run for run in runs if run.block == block], 0
+        arms, number = {run.arm: run for run in runs if run.block == block}, 0
         for workload in workloads:
-            ordered += [Turn(run, workload) for run in (arms if number % 2 == 0 else arms[::-1])]
+            named = plan.has_own_order(workload.name)
+            names = [a for a in (plan.arms_of(workload.name) if named else arms) if a in arms]
+            backwards = (block if named else number) % 2
+            ordered += [Turn(arms[a], workload) for a in (names[::-1] if backwards else names)]
             number += workload.name != CONTROL
     return ordered
 
@@ -104,7 +110,7 @@ class _Together:
             self._start(stack)
             missing = [
                 turn
-                for turn in turns(self._runs, self._prepared.workloads)
+                for turn in turns(self._prepared.plan, self._runs, self._prepared.workloads)
                 if not has_record(self.folder(turn.run), turn.workload.name)
             ]
             complete = self._take(missing, begin, stop_after_s)
@@ -128,7 +134,8 @@ class _Together:
             self._sessions[arm.name] = session
         for arm_name, session in list(self._sessions.items()):
             progress = self._make_progress(first_runs[arm_name])
-            wait = partial(session.process.wait_ready, plan.start_timeout_s, progress.starting)
+            left_s = began + plan.start_timeout_s - time.monotonic()
+            wait = partial(session.process.wait_ready, max(1.0, left_s), progress.starting)
             self._attempt(arm_name, wait)
             session.report.start_s = time.monotonic() - began
         for arm_name in list(self._sessions):

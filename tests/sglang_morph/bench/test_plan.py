@@ -48,6 +48,18 @@ def test_what_an_arm_is_is_read_from_its_command():
     assert arm("/opt/server x").words()[0] == "/opt/server"
 
 
+def test_a_part_keeps_the_workloads_named_and_the_arms_that_get_one(tmp_path):
+    text = MINIMAL + 'arms = ["static"]\n[[workloads]]\nname = "v"\ntrace = "t.csv"\n'
+    plan = read_plan(write(tmp_path, text + '[sweep]\nworkload = "v"\nlow = 1\nhigh = 2\n'))
+    assert plan.arms_of("w") == ["static"] and plan.arms_of("v") == ["static", "morph"]
+    part = plan.part(["w"])
+    assert [w.name for w in part.workloads] == ["w"]
+    assert [arm.name for arm in part.arms] == ["static"] and part.sweep is None
+    assert plan.part(["w", "v"]) == plan
+    with pytest.raises(PlanError, match="no workload 'u', but w, v"):
+        plan.part(["u"])
+
+
 @pytest.mark.parametrize(
     ("old", "new", "reason"),
     [
@@ -58,6 +70,9 @@ def test_what_an_arm_is_is_read_from_its_command():
         ('name = "p"', 'name = "p"\nspeed = 1', "speed"),
         ('name = "morph"', 'name = "../x"', "name"),
         ('name = "w"', 'name = "a/b"', "name"),
+        ('name = "w"', 'name = "w"\narms = ["static", "x"]', "'x', which is none of the arms"),
+        ('name = "w"', 'name = "w"\narms = ["static", "static"]', "names an arm twice"),
+        ('name = "w"', 'name = "w"\narms = ["morph"]', "leaves out 'static'"),
         ('name = "p"', 'name = "p', "plan.toml"),
         ('name = "morph"', 'name = "morph"\nlevel = 1', "--morph-policy manual"),
         ('name = "morph"', 'name = "morph"\nlevel = -1', "level"),

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from sglang_morph.bench.arm_run import CONTROL
 from sglang_morph.bench.cli import app
+from sglang_morph.bench.plan import Arm, Plan, PlannedWorkload
 from sglang_morph.bench.report import notes
 from sglang_morph.bench.results import load_comparison
 from sglang_morph.bench.schedule import make_schedule
@@ -78,12 +79,28 @@ def plan(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
     return path
 
 
+def order_of(plan: Plan) -> list[tuple[int, str, str]]:
+    names = [CONTROL, *(workload.name for workload in plan.workloads)]
+    workloads = [Workload(name, [], 1.0, {}) for name in names]
+    runs = make_schedule([arm.name for arm in plan.arms], plan.repetitions)
+    return [(t.run.block, t.workload.name, t.run.arm) for t in turns(plan, runs, workloads)]
+
+
+def plan_of(**arms_by_workload: list[str] | None) -> Plan:
+    return Plan(
+        name="p",
+        model=Path("m"),
+        arms=[Arm(name=name, command="x") for name in "abc"],
+        workloads=[
+            PlannedWorkload(name=name, trace=Path("t.csv"), arms=arms)
+            for name, arms in arms_by_workload.items()
+        ],
+        repetitions=2,
+    )
+
+
 def test_all_arms_take_one_workload_before_the_next() -> None:
-    workloads = [Workload(name, [], 1.0, {}) for name in (CONTROL, "w", "x")]
-    order = [
-        (t.run.block, t.workload.name, t.run.arm)
-        for t in turns(make_schedule(["a", "b", "c"], 2), workloads)
-    ]
+    order = order_of(plan_of(w=None, x=None))
     assert order[:9] == [
         *((0, CONTROL, arm) for arm in "abc"),
         *((0, "w", arm) for arm in "abc"),
@@ -91,6 +108,30 @@ def test_all_arms_take_one_workload_before_the_next() -> None:
     ]
     assert [block for block, _, _ in order] == [0] * 9 + [1] * 9
     assert len(set(order)) == 18
+
+
+def test_a_workload_that_names_its_arms_is_theirs_in_that_order() -> None:
+    order = order_of(plan_of(w=["c", "a"], x=None))
+    assert order[3:8] == [(0, "w", "c"), (0, "w", "a"), *((0, "x", arm) for arm in "cba")]
+    assert order[11:13] == [(1, "w", "a"), (1, "w", "c")]
+
+
+def test_a_part_of_a_plan_starts_the_arms_it_needs_and_no_other(plan: Path, tmp_path: Path) -> None:
+    text = plan.read_text() + 'arms = ["morph", "static"]\n'
+    path = plan.with_name("part.toml")
+    path.write_text(text)
+    wanted = ("ab", "--plan", path, "--output", tmp_path, "--workload", "second")
+    status, text = bench(*wanted)
+    assert status == 0, text
+    assert {folder.name for folder in (tmp_path / "servers").iterdir()} == {"static-0", "morph-0"}
+    found = load_comparison(tmp_path)
+    assert all(set(run.records) == {CONTROL, "second"} for run in found.runs)
+    assert found.workloads == ["second"] and found.planned == 2
+    starts = {run.arm: run.records["second"].observed.started for run in found.runs}
+    assert starts["morph"] < starts["static"]
+    assert "4 of 4 turns are done" in " ".join(notes(found))
+    status, text = bench("ab", "--plan", path, "--output", tmp_path)
+    assert status == 2 and "another plan" in text
 
 
 def test_a_comparison_cut_off_shows_what_it_has_and_goes_on(plan: Path, tmp_path: Path) -> None:
