@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import weakref
 from dataclasses import dataclass
 
 import torch
@@ -55,17 +57,30 @@ class Layout:
         }
 
 
-def pin(data: torch.Tensor) -> None:
-    """Page-lock the memory of `data` for as long as the process lives.
+def page_locked(nbytes: int) -> torch.Tensor:
+    """Zeros, uint8 `(nbytes,)` in host memory, page-locked for as long as a tensor is over them.
 
-    Not through torch, which rounds page-locked memory up to powers of two.
+    Not through torch, which rounds page-locked memory up to powers of two. Raises `BackendError`.
     """
-    error = torch.cuda.cudart().cudaHostRegister(data.data_ptr(), data.nbytes, 0)
-    if error != torch.cuda.cudart().cudaError.success:
+    memory = torch.zeros(nbytes, dtype=torch.uint8)
+    cudart = torch.cuda.cudart()
+    error = cudart.cudaHostRegister(memory.data_ptr(), nbytes, 0)
+    if error != cudart.cudaError.success:
         raise BackendError(
-            f"{data.nbytes} bytes of host memory cannot be page-locked ({error}); "
+            f"{nbytes} bytes of host memory cannot be page-locked ({error}); "
             "raise the memory limit of this process or container"
         )
+    # Tensors hold `locked`, and its end unlocks before `memory` goes. Else the GPU would keep the
+    # pages mapped at addresses that the process has given up, and an allocation that is given these
+    # addresses fails with cudaErrorAlreadyMapped.
+    locked = (ctypes.c_uint8 * nbytes).from_address(memory.data_ptr())
+    weakref.finalize(locked, _unlock, memory).atexit = False
+    return torch.frombuffer(locked, dtype=torch.uint8)
+
+
+def _unlock(memory: torch.Tensor) -> None:
+    torch.cuda.synchronize()  # copies in flight read it
+    torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +94,8 @@ class Image:
     def pack(cls, tensors: TensorMap, *, pinned: bool) -> Image:
         """Copy `tensors` (any device) into new host memory, page-locked where `pinned`."""
         layout = Layout.of(tensors)
-        data = torch.zeros(layout.nbytes, dtype=torch.uint8)
-        if pinned:
-            pin(data)
+        nbytes = layout.nbytes
+        data = page_locked(nbytes) if pinned else torch.zeros(nbytes, dtype=torch.uint8)
         for name, view in layout.views(data).items():
             view.copy_(tensors[name])
         return cls(layout, data)

@@ -8,14 +8,18 @@ import pytest
 import torch
 
 from memory_backends.shared_region import SharedRegion
+from memory_backends.slab import Image
 from memory_backends.vmm import MIB, VmmDriver, VmmError, check_support, create_driver
 from memory_backends.vmm.cuda import CudaDriver
 from memory_backends.vmm.transaction import Transaction
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
+driver_api = pytest.importorskip("cuda.bindings.driver")
+
 UNIT = 64 * MIB
 UNITS = 4
+SIZES_MIB = (1, 2, 3, 8, 20, 21, 64, 65, 100, 200, 256, 400, 500, 1000)
 
 
 @pytest.fixture(scope="module")
@@ -121,3 +125,49 @@ def test_aliases_show_the_same_bytes_to_work_in_order() -> None:
     region.close()
     torch.cuda.empty_cache()  # of the comparisons above
     assert torch.cuda.mem_get_info()[0] == before
+
+
+@pytest.mark.parametrize("aliases", [False, True])
+def test_closed_regions_leave_no_address_that_an_allocation_stumbles_over(aliases: bool) -> None:
+    driver = CudaDriver(torch.device("cuda"), aliases=aliases)
+    for turn in range(4):
+        region = SharedRegion(driver, base_bytes=3 * MIB, units=UNITS, unit_bytes=UNIT)
+        region.uploaded(range(UNITS))
+        region.lend(range(UNITS))
+        region.kv_tensor.fill_(turn)
+        torch.cuda.synchronize()
+        region.take_back(range(turn, UNITS))  # so units are closed at home and at slots
+        region.close()
+        allocate_plainly()
+
+
+def test_page_locked_memory_that_was_dropped_does_not_stay_mapped() -> None:
+    """A GPU that keeps the pages mapped makes allocations at their addresses fail."""
+    for mib in (1, 33, 120, 250) * 2:
+        content = torch.full((mib * MIB,), 5, dtype=torch.uint8)
+        image = Image.pack({"w": content}, pinned=True)
+        assert image.data.is_pinned()
+        address = image.data.data_ptr()
+        there = torch.empty(mib * MIB, dtype=torch.uint8, device="cuda")
+        there.copy_(image.data, non_blocking=True)
+        del image
+        assert not is_locked(address)
+        assert bool((there == 5).all())
+        del there
+        allocate_plainly()
+
+
+def is_locked(address: int) -> bool:
+    attribute = driver_api.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE
+    error, *_ = driver_api.cuPointerGetAttribute(attribute, address)
+    return bool(error == driver_api.CUresult.CUDA_SUCCESS)
+
+
+def allocate_plainly() -> None:
+    """Through `cudaMalloc`, of many sizes, all at the same time. Launching a kernel in each reports
+    an error that an earlier call left behind as well."""
+    torch.cuda.empty_cache()
+    held = [torch.empty(mib * MIB, dtype=torch.uint8, device="cuda").fill_(1) for mib in SIZES_MIB]
+    torch.cuda.synchronize()
+    del held
+    torch.cuda.empty_cache()

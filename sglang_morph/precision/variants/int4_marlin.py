@@ -108,8 +108,8 @@ class Int4Marlin(IntegerZerosVariant):
 
 
 def pack_awq(codes: torch.Tensor) -> torch.Tensor:
-    """4-bit codes uint8 `[N, K]` as AWQ checkpoints hold them: int32 `[K, N / 8]`."""
-    columns = codes.t().int()
+    """4-bit codes uint8 `[N, K]` as AWQ checkpoints hold them: int32 `[K, N / 8]`, contiguous."""
+    columns = codes.t().contiguous().int()
     grouped = columns.reshape(columns.shape[0], -1, NIBBLES_PER_WORD)
     words = torch.zeros_like(grouped[..., 0])
     for nibble, column in enumerate(AWQ_ORDER):

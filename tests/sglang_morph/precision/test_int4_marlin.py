@@ -50,6 +50,11 @@ def test_packing_is_that_of_awq_checkpoints() -> None:
     torch.testing.assert_close(read.t(), quantized.dequantize(), rtol=0, atol=0)
 
 
+def test_packed_words_lie_as_the_kernels_read_them() -> None:
+    packed = pack_awq(quantize_integer_zeros(weights(), 4, GROUP_SIZE).codes)
+    assert packed.shape == (384, 8) and packed.is_contiguous()
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_reference_is_the_quantized_weight(dtype: torch.dtype) -> None:
     weight = weights().to(dtype)

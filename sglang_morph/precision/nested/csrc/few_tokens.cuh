@@ -1,7 +1,7 @@
-// y[M, N] = x[M, K] * W[N, K]^T for M up to 64, W from its nested halves: as fast as memory gives W.
+// y[M, N] = x[M, K] * W[N, K]^T for M up to 32, W from its nested halves: as fast as memory gives W.
 //
 // Each warp takes its rows of both halves from memory straight to registers, 16 bytes a thread,
-// two or three steps ahead, merges them there, and multiplies. No instruction moves weights from one
+// two steps ahead, merges them there, and multiplies. No instruction moves weights from one
 // thread to another: a thread's 16 columns of a row are what it multiplies in four products, so those
 // products sum over columns in another order than memory has them, and x, which lies in shared
 // memory, is read in the same order. The warps of a block divide a tile's rows, and each step's
@@ -18,21 +18,20 @@ template <int kTokens>
 struct Few {
   static constexpr int kWarps = 16;
   static constexpr int kThreads = 32 * kWarps;
-  // Of the warps, along K. With few tokens tiles can be small, so blocks share fewer of them.
-  static constexpr int kDepthWarps = kTokens <= 16 ? 4 : 2;
-  static constexpr int kRowTiles = 1;  // of 16 rows, a warp
-  static constexpr int kWarpRows = 16 * kRowTiles;
+  static constexpr int kDepthWarps = 4;  // of these, along K; so tiles are small, and are shared by
+                                         // few blocks
+  static constexpr int kWarpRows = 16;
   static constexpr int kTokenTiles = kTokens / 8;
   static constexpr int kRows = kWarps / kDepthWarps * kWarpRows;  // of W in a tile
   static constexpr int kDepth = kDepthWarps * kBoxColumns;        // columns of K in a step
-  static constexpr int kAhead = kTokens <= 32 ? 3 : 2;  // steps loaded ahead
+  static constexpr int kAhead = 2;                                // steps that are loaded ahead
 
   static constexpr int kBoxBytes = kTokens * kBoxColumns * 2;
   static constexpr int kSlotBytes = kDepthWarps * kBoxBytes;
   static constexpr int kSlots = 8;
   static constexpr int kLag = 3;  // steps that a warp may be behind the first
   // A thread's sums are pairs, of two tokens and one row. Of these it adds up some for all warps.
-  static constexpr int kPairs = kRowTiles * kTokenTiles * 2;
+  static constexpr int kPairs = kTokenTiles * 2;
   static constexpr int kOwnPairs = kPairs / kDepthWarps;
   static constexpr int kSumBytes = (kDepthWarps - 1) * kOwnPairs * kThreads * 8;
   static constexpr int kStagedPitch = kRows * 2 + 16;  // bytes; the padding keeps banks apart
@@ -61,11 +60,9 @@ __device__ __forceinline__ uint4 load_stream(const uint8_t* from) {
   return v;
 }
 
-// A thread's weights of a step: of some rows, 8 apart, 16 columns of both halves.
-template <int kTokens>
+// A thread's weights of a step: of two rows, 8 apart, 16 columns of both halves.
 struct HalvesOfStep {
-  static constexpr int kCount = 2 * Few<kTokens>::kRowTiles;
-  uint4 upper[kCount], lower[kCount];
+  uint4 upper[2], lower[2];
 };
 
 // Where a thread's weights of the next steps are.
@@ -86,18 +83,18 @@ class WeightCursor {
   }
 
   // Enqueues the loads of the step; zeros behind the last step and the last column.
-  __device__ __forceinline__ void load_next(HalvesOfStep<kTokens>& to) {
+  __device__ __forceinline__ void load_next(HalvesOfStep& to) {
     const int column = step_ * L::kDepth + first_column_;
     if (left_ > 0 && column < p_.k) {
 #pragma unroll
-      for (int i = 0; i < kCount; ++i) {
+      for (int i = 0; i < 2; ++i) {
         const uint32_t at = rows_[i] + column;
         to.upper[i] = load_stream(p_.upper + at);
         to.lower[i] = load_stream(p_.lower + at);
       }
     } else {
 #pragma unroll
-      for (int i = 0; i < kCount; ++i) to.upper[i] = to.lower[i] = make_uint4(0, 0, 0, 0);
+      for (int i = 0; i < 2; ++i) to.upper[i] = to.lower[i] = make_uint4(0, 0, 0, 0);
     }
     --left_;
     if (++step_ == steps_) {
@@ -109,12 +106,11 @@ class WeightCursor {
 
  private:
   using L = Few<kTokens>;
-  static constexpr int kCount = HalvesOfStep<kTokens>::kCount;
 
   // Rows behind the last are replaced by it: nobody wants their results.
   __device__ __forceinline__ void find_rows() {
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) {
+    for (int i = 0; i < 2; ++i) {
       const int row = min(tile_ * L::kRows + first_row_ + 8 * i, p_.n - 1);
       rows_[i] = static_cast<uint32_t>(row) * static_cast<uint32_t>(p_.k);
     }
@@ -122,7 +118,7 @@ class WeightCursor {
 
   const FewProblem& p_;
   const int first_row_, first_column_;
-  uint32_t rows_[kCount];  // their offsets
+  uint32_t rows_[2];  // their offsets
   int left_, steps_, tile_, step_;
 };
 
@@ -145,27 +141,26 @@ __device__ __forceinline__ void multiply_add(float2 (&d)[2], const uint32_t (&a)
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// A thread's merged weights of a step: for 16 of the rows, and 4 of a thread's columns, one operand.
-template <int kTokens>
-using Operands = uint32_t[Few<kTokens>::kRowTiles][4][4];
+// A thread's merged weights of a step: for 4 of a thread's columns, one operand.
+using Operands = uint32_t[4][4];
 
-// By 16 rows, 8 tokens, and the half of those rows.
+// By 8 tokens, and by row: the thread has two, 8 apart.
 template <int kTokens>
-using Sums = float2[Few<kTokens>::kRowTiles][Few<kTokens>::kTokenTiles][2];
+using Sums = float2[Few<kTokens>::kTokenTiles][2];
 
-template <typename T, bool kE5M2, int kTokens>
-__device__ __forceinline__ void merge(Operands<kTokens>& to, const HalvesOfStep<kTokens>& halves) {
+template <typename T, bool kE5M2>
+__device__ __forceinline__ void merge(Operands& to, const HalvesOfStep& halves) {
 #pragma unroll
-  for (int i = 0; i < HalvesOfStep<kTokens>::kCount; ++i) {
-    const uint32_t upper[] = {halves.upper[i].x, halves.upper[i].y, halves.upper[i].z,
-                              halves.upper[i].w};
-    const uint32_t lower[] = {halves.lower[i].x, halves.lower[i].y, halves.lower[i].z,
-                              halves.lower[i].w};
+  for (int row = 0; row < 2; ++row) {
+    const uint32_t upper[] = {halves.upper[row].x, halves.upper[row].y, halves.upper[row].z,
+                              halves.upper[row].w};
+    const uint32_t lower[] = {halves.lower[row].x, halves.lower[row].y, halves.lower[row].z,
+                              halves.lower[row].w};
 #pragma unroll
     for (int word = 0; word < 4; ++word) {
       const uint2 four = merge_four<T, kE5M2>(upper[word], lower[word]);
-      to[i / 2][word][i % 2] = four.x;
-      to[i / 2][word][i % 2 + 2] = four.y;
+      to[word][row] = four.x;
+      to[word][row + 2] = four.y;
     }
   }
 }
@@ -173,21 +168,17 @@ __device__ __forceinline__ void merge(Operands<kTokens>& to, const HalvesOfStep<
 // Adds a step's products; `x` is the box of the warp's columns. Chunk c of 16 bytes of row r lies at
 // c ^ (r % 8). The thread reads of each token the columns that it has of the weights.
 template <typename T, int kTokens>
-__device__ __forceinline__ void multiply(Sums<kTokens>& sum, const Operands<kTokens>& w, uint32_t x,
+__device__ __forceinline__ void multiply(Sums<kTokens>& sum, const Operands& weights, uint32_t x,
                                          int lane) {
-  using L = Few<kTokens>;
   const int token = lane / 4, chunk = lane % 4 * 2;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const uint32_t at = x + token * 128 + ((chunk + half) ^ token) * 16;
 #pragma unroll
-    for (int tile = 0; tile < L::kTokenTiles; ++tile) {
+    for (int tile = 0; tile < Few<kTokens>::kTokenTiles; ++tile) {
       const uint4 v = load_shared(at + tile * 8 * 128);
-#pragma unroll
-      for (int rows = 0; rows < L::kRowTiles; ++rows) {
-        multiply_add(sum[rows][tile], w[rows][2 * half], v.x, v.y, T());
-        multiply_add(sum[rows][tile], w[rows][2 * half + 1], v.z, v.w, T());
-      }
+      multiply_add(sum[tile], weights[2 * half], v.x, v.y, T());
+      multiply_add(sum[tile], weights[2 * half + 1], v.z, v.w, T());
     }
   }
 }
@@ -209,20 +200,20 @@ struct FewTile {
 
   __device__ static constexpr int owner(int pair) { return pair / L::kOwnPairs; }
 
-  // Calls `work(pair, row tile, token tile, half)`.
+  // Calls `work(pair, token tile, row)`.
   template <typename Work>
   __device__ __forceinline__ void each_pair(Work work) const {
 #pragma unroll
     for (int pair = 0; pair < L::kPairs; ++pair) {
-      work(pair, pair / 2 / L::kTokenTiles, pair / 2 % L::kTokenTiles, pair % 2);
+      work(pair, pair / 2, pair % 2);
     }
   }
 
   // Calls `work(number among the warp's own, ...)` likewise. No register is indexed by a variable.
   template <typename Work>
   __device__ __forceinline__ void each_own(Work work) const {
-    each_pair([&](int pair, int rows, int tokens, int half) {
-      if (owner(pair) == depth_warp) work(pair % L::kOwnPairs, rows, tokens, half);
+    each_pair([&](int pair, int tokens, int row) {
+      if (owner(pair) == depth_warp) work(pair % L::kOwnPairs, tokens, row);
     });
   }
 
@@ -230,16 +221,16 @@ struct FewTile {
   __device__ __forceinline__ void add_up_warps(Sums<kTokens>& sum) const {
     constexpr int kOthers = L::kDepthWarps - 1, kLanes = L::kThreads / L::kDepthWarps;
     float2* sums = reinterpret_cast<float2*>(memory + L::kSumsAt) + row_warp * 32 + lane;
-    each_pair([&](int pair, int rows, int tokens, int half) {
+    each_pair([&](int pair, int tokens, int row) {
       const int other = depth_warp - (depth_warp > owner(pair));
-      if (owner(pair) != depth_warp) sums[(pair * kOthers + other) * kLanes] = sum[rows][tokens][half];
+      if (owner(pair) != depth_warp) sums[(pair * kOthers + other) * kLanes] = sum[tokens][row];
     });
     named_barrier(1, L::kThreads);
-    each_own([&](int own, int rows, int tokens, int half) {
+    each_own([&](int own, int tokens, int row) {
       const int pair = depth_warp * L::kOwnPairs + own;
 #pragma unroll
       for (int other = 0; other < kOthers; ++other) {
-        add_to(sum[rows][tokens][half], sums[(pair * kOthers + other) * kLanes]);
+        add_to(sum[tokens][row], sums[(pair * kOthers + other) * kLanes]);
       }
     });
   }
@@ -249,8 +240,8 @@ struct FewTile {
   }
 
   __device__ __forceinline__ void leave(const Sums<kTokens>& sum) const {
-    each_own([&](int own, int rows, int tokens, int half) {
-      __stcg(partial(tiling.block, own), sum[rows][tokens][half]);
+    each_own([&](int own, int tokens, int row) {
+      __stcg(partial(tiling.block, own), sum[tokens][row]);
     });
     named_barrier(1, L::kThreads);  // and so the release below counts for all threads' sums
     if (thread == 0) publish(p.ready + tiling.block);
@@ -262,8 +253,8 @@ struct FewTile {
     await_blocks(p.ready, tiling.block, last, thread);
     named_barrier(1, L::kThreads);
     for (int block = tiling.block + 1; block <= last; ++block) {
-      each_own([&](int own, int rows, int tokens, int half) {
-        add_to(sum[rows][tokens][half], __ldcg(partial(block, own)));
+      each_own([&](int own, int tokens, int row) {
+        add_to(sum[tokens][row], __ldcg(partial(block, own)));
       });
     }
   }
@@ -271,11 +262,11 @@ struct FewTile {
   // Through shared memory, so that rows of y are written 16 bytes at a time.
   __device__ __forceinline__ void write(int tile, const Sums<kTokens>& sum) const {
     uint8_t* staging = memory + L::kStagingAt;
-    each_own([&](int, int rows, int tokens, int half) {
-      const int row = row_warp * L::kWarpRows + rows * 16 + half * 8 + lane / 4;
-      uint8_t* to = staging + (tokens * 8 + lane % 4 * 2) * L::kStagedPitch + row * 2;
-      *reinterpret_cast<T*>(to) = T(sum[rows][tokens][half].x);
-      *reinterpret_cast<T*>(to + L::kStagedPitch) = T(sum[rows][tokens][half].y);
+    each_own([&](int, int tokens, int row) {
+      const int of_tile = row_warp * L::kWarpRows + row * 8 + lane / 4;
+      uint8_t* to = staging + (tokens * 8 + lane % 4 * 2) * L::kStagedPitch + of_tile * 2;
+      *reinterpret_cast<T*>(to) = T(sum[tokens][row].x);
+      *reinterpret_cast<T*>(to + L::kStagedPitch) = T(sum[tokens][row].y);
     });
     named_barrier(1, L::kThreads);
     constexpr int kChunks = L::kRows / 8;  // of 16 bytes, of a token
@@ -335,7 +326,7 @@ __device__ __forceinline__ void multiply_steps(const FewProblem& p, const Tiling
   const uint32_t shared = shared_address(memory);
   Ring<L::kSlots> ring(shared + L::kBarriersAt);
   WeightCursor<kTokens> cursor(p, tiling, row_warp, depth_warp, lane);
-  HalvesOfStep<kTokens> ahead[L::kAhead];
+  HalvesOfStep ahead[L::kAhead];
 #pragma unroll
   for (int i = 0; i < L::kAhead; ++i) cursor.load_next(ahead[i]);
   InputCopier<kTokens> copier(p, tiling, shared);
@@ -345,8 +336,8 @@ __device__ __forceinline__ void multiply_steps(const FewProblem& p, const Tiling
 
   Sums<kTokens> sum;
   const auto clear = [&] {
-    ends.each_pair([&](int, int rows, int tokens, int half) {
-      sum[rows][tokens][half] = make_float2(0, 0);
+    ends.each_pair([&](int, int tokens, int row) {
+      sum[tokens][row] = make_float2(0, 0);
     });
   };
   clear();
@@ -358,8 +349,8 @@ __device__ __forceinline__ void multiply_steps(const FewProblem& p, const Tiling
 #pragma unroll
     for (int i = 0; i < L::kAhead; ++i) {
       if (left == 0) break;
-      Operands<kTokens> weights;
-      merge<T, kE5M2, kTokens>(weights, ahead[i]);
+      Operands weights;
+      merge<T, kE5M2>(weights, ahead[i]);
       cursor.load_next(ahead[i]);
       if (thread == 0) copier.copy_next();
       __syncwarp();

@@ -1,4 +1,4 @@
-// y[M, N] = x[M, K] * W[N, K]^T for more than 64 rows of x, where W is rebuilt from its nested halves
+// y[M, N] = x[M, K] * W[N, K]^T for more than 32 rows of x, where W is rebuilt from its nested halves
 // on the way.
 //
 // A block works on tiles of 128 rows of W by `kTokens` rows of x, 64 columns of K a step. One thread

@@ -29,7 +29,7 @@ class MergeGemm {
     } else if (m() <= 32) {
       few<32>();
     } else if (m() <= 64) {
-      few<64>();
+      many<64>();
     } else if (m() <= 128) {
       many<128>();
     } else {
