@@ -69,14 +69,17 @@ def level0(tpot: float) -> dict[str, Any]:
 FILES: dict[str, dict[str, Any]] = {
     OVERHEAD["layer_swap"]: {
         "origin": ORIGIN,
-        "ready_s": {"stock": 50.0, "layer_swap": 75.0},
-        "level0": {"1": {"stock": {}, "layer_swap": level0(1.02)}},
+        "ready_s": {"stock": 50.0, "layer_swap": 75.0, "semi_unified": 75.0},
+        "level0": {
+            "1": {"stock": {}, "layer_swap": level0(1.02)},
+            "64": {"stock": {}, "semi_unified": level0(1.0)},
+        },
         "backends": {"layer_swap": parts(12.0)},
     },
     OVERHEAD["semi_unified"]: {
         "origin": ORIGIN,
-        "ready_s": {"semi_unified": 75.0},
-        "level0": {"64": {"stock": {}, "semi_unified": level0(1.0)}},
+        "ready_s": {},
+        "level0": {"64": {"stock": {}, "semi_unified": level0(2.0)}},  # measured again since
         "backends": {"semi_unified": parts(4.0)},
     },
     CARD: {
@@ -169,7 +172,8 @@ def test_what_is_not_there_is_left_out(tmp_path: Path) -> None:
     assert gpu_rows(tmp_path) == []
     content = {**FILES[OVERHEAD["layer_swap"]], "level0": {}, "backends": {"layer_swap": {}}}
     (tmp_path / OVERHEAD["layer_swap"]).write_bytes(orjson.dumps(content))
-    assert [row.name for row in gpu_rows(tmp_path)] == ["layer_swap.start_ratio"]
+    names = [row.name for row in gpu_rows(tmp_path)]
+    assert names == ["layer_swap.start_ratio", "semi_unified.start_ratio"]
 
 
 def test_fewer_turns_or_changes_than_asked_for_do_not_hold(tmp_path: Path) -> None:
