@@ -40,7 +40,7 @@ class SloParameters:
     quality_budget: float = 0.5
     quality_burst_s: float = 300.0
     enter_hold_s: float = 0.2
-    leave_hold_s: float = 2.0
+    leave_hold_s: float = 4.0
     min_dwell_s: float = 1.0
     max_transitions_per_minute: int = 6
 

@@ -24,7 +24,7 @@ class ThresholdParameters:
     leave_pressure: float = 0.60
     enter_queue_delay_s: float = 0.1
     enter_hold_s: float = 0.2
-    leave_hold_s: float = 2.0
+    leave_hold_s: float = 4.0
     min_dwell_s: float = 1.0
     max_transitions_per_minute: int = 6
     lookahead_s: float = 0.0

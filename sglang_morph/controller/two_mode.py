@@ -51,7 +51,7 @@ class TwoModeParameters:
     enter_pressure: float
     leave_pressure: float
     enter_hold_s: float = 0.2
-    leave_hold_s: float = 2.0
+    leave_hold_s: float = 4.0
     min_dwell_s: float = 1.0
     max_transitions_per_minute: int = 6
 

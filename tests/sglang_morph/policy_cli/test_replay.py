@@ -13,6 +13,7 @@ from sglang_morph.policy_cli.replay import ReplayError, as_seen_at, replay, runs
 from sglang_morph.policy_cli.spec import parse_spec
 from tests.sglang_morph.controller.conftest import make_signals
 
+SPEC = "threshold:leave_hold_s=2"
 WALL = 1_700_000_000.0
 Row = dict[str, Any]
 
@@ -54,7 +55,7 @@ def test_shows_when_it_would_have_acted_beside_what_happened() -> None:
         transition(4.5, 1, 2, "deferred"),
     ]
     (run,) = runs_of(rows)
-    found = replay(run, parse_spec("threshold"))
+    found = replay(run, parse_spec(SPEC))
     assert [(a.source, a.target) for a in found.actions] == [(0, 1), (1, 0)]
     assert found.actions[0].at_s == pytest.approx(2.2, abs=0.11)
     assert found.actions[1].at_s == pytest.approx(10.0, abs=0.11)
@@ -66,7 +67,7 @@ def test_shows_when_it_would_have_acted_beside_what_happened() -> None:
 
 def test_every_run_of_a_log_starts_anew() -> None:
     rows = [start(), *burst([0] * 12), start(), *burst([0] * 12)]
-    found = [replay(run, parse_spec("threshold")) for run in runs_of(rows)]
+    found = [replay(run, parse_spec(SPEC)) for run in runs_of(rows)]
     assert [len(one.actions) for one in found] == [2, 2]
 
 
@@ -75,7 +76,7 @@ def test_rows_of_an_older_log_are_enough() -> None:
     new = {"waiting_tokens", "arrived_tokens_total", "ttft_s", "tpot_s", "retractions_total"}
     old = [{k: v for k, v in row.items() if k not in new} for row in rows]
     (run,) = runs_of(old)
-    assert len(replay(run, parse_spec("threshold")).actions) == 2
+    assert len(replay(run, parse_spec(SPEC)).actions) == 2
 
 
 def test_lent_pages_are_as_seen_or_in_proportion() -> None:
