@@ -10,6 +10,7 @@
 
 namespace sglang_morph {
 
+constexpr int kSharedBytes = 232448 - 1024;  // that a block may use
 constexpr int kBoxColumns = 64;  // of a box of x: 128 bytes, as the swizzle wants
 
 __device__ __forceinline__ uint32_t shared_address(const void* pointer) {

@@ -125,21 +125,19 @@ class WeightCursor {
 // D[16, 8] += A[16, 16] * B[8, 16]^T by a warp. Thread t holds, with g = t / 4 and q = t % 4,
 //     a[h + 2 * f] = A[g + 8 * h][8 * f + 2 * q], b[f] = B[g][8 * f + 2 * q], each with the element
 //     after it in the high half, and d[h] = D[g + 8 * h][2 * q] and the element after it.
-__device__ __forceinline__ void multiply_add(float2 (&d)[2], const uint32_t (&a)[4], uint32_t b0,
-                                             uint32_t b1, __nv_bfloat16) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(d[0].x), "+f"(d[0].y), "+f"(d[1].x), "+f"(d[1].y)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
+#define MORPH_MULTIPLY_ADD(type, name)                                                           \
+  __device__ __forceinline__ void multiply_add(float2 (&d)[2], const uint32_t (&a)[4], uint32_t b0, \
+                                               uint32_t b1, type) {                              \
+    asm("mma.sync.aligned.m16n8k16.row.col.f32." name "." name ".f32 "                           \
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"                        \
+        : "+f"(d[0].x), "+f"(d[0].y), "+f"(d[1].x), "+f"(d[1].y)                                 \
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));                         \
+  }
 
-__device__ __forceinline__ void multiply_add(float2 (&d)[2], const uint32_t (&a)[4], uint32_t b0,
-                                             uint32_t b1, __half) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
-      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(d[0].x), "+f"(d[0].y), "+f"(d[1].x), "+f"(d[1].y)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
+MORPH_MULTIPLY_ADD(__nv_bfloat16, "bf16")
+MORPH_MULTIPLY_ADD(__half, "f16")
+
+#undef MORPH_MULTIPLY_ADD
 
 // A thread's merged weights of a step: for 4 of a thread's columns, one operand.
 using Operands = uint32_t[4][4];
@@ -381,6 +379,7 @@ template <typename T, bool kE5M2, int kTokens>
 __global__ void __launch_bounds__(Few<kTokens>::kThreads, 1)
     few_tokens_kernel(const __grid_constant__ FewProblem p) {
   using L = Few<kTokens>;
+  static_assert(L::kBytes <= kSharedBytes, "more shared memory than a block may use");
   extern __shared__ __align__(1024) uint8_t memory[];
   if (threadIdx.x == 0) {
     prefetch(p.x);

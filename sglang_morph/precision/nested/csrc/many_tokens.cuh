@@ -8,8 +8,6 @@
 // work on a step, the next one is merged.
 #pragma once
 
-#include <algorithm>
-
 #include "copy_engine.cuh"
 #include "halves.cuh"
 #include "stream_k.cuh"
@@ -24,7 +22,6 @@ constexpr int kConsumers = 256;
 constexpr int kThreads = kConsumers + 128;  // one of the last copies; wgmma counts in warpgroups
 constexpr int kStagedTokens = 32;           // of the result, on its way out
 constexpr int kStagedPitch = 64 * 2 + 16;   // bytes; the padding keeps banks apart
-constexpr int kSharedBytes = 232448 - 1024;  // that a block may use
 
 template <int kTokens>
 struct Shared {
@@ -223,6 +220,7 @@ template <typename T, bool kE5M2, int kTokens>
 __global__ void __launch_bounds__(kThreads, 1)
     many_tokens_kernel(const __grid_constant__ ManyProblem p) {
   using L = Shared<kTokens>;
+  static_assert(L::kSlots >= 2, "no room to copy ahead");
   extern __shared__ __align__(1024) uint8_t memory[];
   const uint32_t shared = shared_address(memory);
   if (threadIdx.x == 0) {
