@@ -22,8 +22,8 @@ OVERHEAD = {
     "semi_unified": "overhead_semi_unified_h200.json",
 }
 """Backend -> the run of its level changes. Others that were served beside it took fewer turns."""
-LEVEL0 = dict.fromkeys(OVERHEAD, "overhead_h200.json")
-"""Backend -> the run in which it was compared with stock at level 0."""
+LEVEL0 = "overhead_h200.json"
+"""The run in which all backends were compared with stock at level 0."""
 CARD = "emulated_card_h200.json"
 KV = "kv_capacity_h200.json"
 MERGE = "merge_gemm_h200.json"
@@ -68,9 +68,9 @@ def at_least(limit: float) -> Callable[[float], bool]:
 def gpu_rows(folder: Path) -> list[Row]:
     """Everything that the files in `folder` tell."""
     rows: list[Row] = []
-    for backend in OVERHEAD:
-        rows += level0_rows(Recorder(folder, LEVEL0[backend]), backend)
-        rows += overhead_rows(Recorder(folder, OVERHEAD[backend]), backend)
+    for backend, file in OVERHEAD.items():
+        rows += level0_rows(Recorder(folder, LEVEL0), backend)
+        rows += overhead_rows(Recorder(folder, file), backend)
     rows += card_rows(Recorder(folder, CARD))
     rows += kv_rows(Recorder(folder, KV))
     rows += merge_rows(Recorder(folder, MERGE))
