@@ -192,6 +192,14 @@ class MemoryBackend(ABC):
         On failure the depth is as before, or nearer to `depth` by whole steps, and consistent.
         """
 
+    @abstractmethod
+    def limit_uploads(self, bytes_per_s: float | None) -> None:
+        """How fast `prepare` may upload, on average, from now on; None: as the link allows.
+
+        After `adopt_weights`. What a downshift copies, and what `restore` copies itself, is not
+        slowed down: the forwards wait for it.
+        """
+
     @property
     @abstractmethod
     def layers_lowered(self) -> int:

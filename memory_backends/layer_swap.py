@@ -185,6 +185,9 @@ class LayerSwapBackend(MemoryBackend):
             self._undo(self._changes[self._depth - 1])
             self._depth -= 1
 
+    def limit_uploads(self, bytes_per_s: float | None) -> None:
+        self._uploads.limit(bytes_per_s)
+
     @property
     def layers_lowered(self) -> int:
         return len({change.layer for change in self._changes[: self._depth]})

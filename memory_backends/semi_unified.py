@@ -247,6 +247,9 @@ class SemiUnifiedBackend(MemoryBackend):
             self._depth = number
             self._mark_backed(step.start)
 
+    def limit_uploads(self, bytes_per_s: float | None) -> None:
+        self._uploads.limit(bytes_per_s)
+
     @property
     def layers_lowered(self) -> int:
         return self._depth

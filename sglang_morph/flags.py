@@ -223,6 +223,13 @@ FLAGS: tuple[Flag, ...] = (
         "the first level lends. Larger units cost less to map. None given: 2 on a CPU, else 64.",
     ),
     Flag(
+        "restore_gb_per_s",
+        float,
+        "GB/S",
+        "How fast a restore uploads weights while requests decode, on average, in 10^9 bytes a "
+        "second; POST /morph/limits changes it. None given: as fast as the link goes.",
+    ),
+    Flag(
         "floor_policy",
         str,
         "POLICY",

@@ -35,6 +35,7 @@ def check_options(options: MorphOptions, device: str) -> None:
     _check_request_policies(options)
     _check_plan(options, device)
     _check_halves(options, device)
+    _check_restore_rate(options)
     _check_event_log(options)
 
 
@@ -102,6 +103,15 @@ def _check_halves(options: MorphOptions, device: str) -> None:
             check_unit_bytes(options.unit_mib << 20, UNIT_STEP)
         except ValueError as error:
             raise MorphRefusal(f"--morph-unit-mib {options.unit_mib}: {error}") from error
+
+
+def _check_restore_rate(options: MorphOptions) -> None:
+    rate = options.restore_gb_per_s
+    if rate is not None and not 0 < rate < math.inf:
+        raise MorphRefusal(
+            f"--morph-restore-gb-per-s is {rate}; give more than 0, or leave it out for the "
+            "link's full speed"
+        )
 
 
 def _check_event_log(options: MorphOptions) -> None:

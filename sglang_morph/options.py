@@ -46,6 +46,8 @@ class MorphOptions(PolicyOptions):
     """See `EvictionParameters`."""
     unit_mib: int | None = None
     """MiB of physical memory that `semi_unified` moves at a time; None: by device."""
+    restore_gb_per_s: float | None = None
+    """Limit on uploads beside forwards at start, 10^9 bytes a second; None: as the link allows."""
     floor_policy: str = "hold"
     """One of `FLOOR_POLICIES`."""
     prefix_policy: str = "share"

@@ -24,6 +24,7 @@ from sglang_morph.controller.changes import EventsQuery, convert
 from sglang_morph.controller.controller import Controller
 from sglang_morph.controller.eviction_cost import EvictionCost, EvictionParameters
 from sglang_morph.controller.executor import Executor
+from sglang_morph.controller.limits import Limits
 from sglang_morph.controller.monitor import Monitor
 from sglang_morph.controller.operator import Operator
 from sglang_morph.controller.prefixes import keep_chunk
@@ -194,6 +195,7 @@ class MorphRuntime:
                 scheduler.chunked_prefill_size or scheduler.max_prefill_tokens,
             ),
         )
+        self._controller.set_limits(Limits(restore_gb_per_s=self._options.restore_gb_per_s))
         self._operator = Operator(self._controller, self._options)
         self._requests = Requests(
             self._options,

@@ -56,6 +56,7 @@ class MorphServerArgs(ServerArgs):
     morph_eviction_dwell_s: float = DEFAULTS.eviction_dwell_s
     morph_eviction_min_pressure: float = DEFAULTS.eviction_min_pressure
     morph_unit_mib: int | None = DEFAULTS.unit_mib
+    morph_restore_gb_per_s: float | None = DEFAULTS.restore_gb_per_s
     morph_floor_policy: str = DEFAULTS.floor_policy
     morph_prefix_policy: str = DEFAULTS.prefix_policy
     morph_event_log: str | None = DEFAULTS.event_log

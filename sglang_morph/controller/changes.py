@@ -65,6 +65,7 @@ class LimitsChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     highest_level: Level | UnsetType | None = UNSET
     max_transitions_per_minute: int | UnsetType | None = UNSET
     hold: bool | UnsetType = UNSET
+    restore_gb_per_s: float | UnsetType | None = UNSET
     revision: int | None = None
 
 

@@ -10,7 +10,7 @@ from sglang_morph.controller.commands import Command, commit_if_ready
 from sglang_morph.controller.eviction_cost import EvictionCost
 from sglang_morph.controller.executor import Executor
 from sglang_morph.controller.floors import Floors
-from sglang_morph.controller.limits import LimitGuard
+from sglang_morph.controller.limits import LimitGuard, Limits
 from sglang_morph.controller.monitor import Monitor
 from sglang_morph.controller.outcome import Outcome
 from sglang_morph.controller.policy import Decision, Policy
@@ -116,6 +116,12 @@ class Controller:
         """`policy` decides from the next reading on, and begins with its dwell."""
         self.policy = policy
         policy.moved(time.perf_counter(), self.executor.level)
+
+    def set_limits(self, limits: Limits) -> None:
+        """`limits` are in force from now on; they have been checked."""
+        self.limits.limits = limits
+        rate = limits.restore_gb_per_s
+        self._backend.limit_uploads(None if rate is None else rate * 1e9)
 
     def act_on_change(self) -> None:
         """An operator has changed something: do now what follows from it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -23,6 +24,8 @@ class Limits:
     """Level changes in any 60 s, whoever asked for them; the last is kept for a restore."""
     hold: bool = False
     """No transition begins; one under way ends."""
+    restore_gb_per_s: float | None = None
+    """How fast weights are uploaded, on average, while forwards go on; 10^9 bytes a second."""
 
     def check(self, top_level: int) -> None:
         """Raises ValueError, naming the field, for limits that the plan or each other rule out."""
@@ -37,6 +40,10 @@ class Limits:
             raise ValueError(
                 f"max_transitions_per_minute is {cap}: give 2 (one to lower precision, one to "
                 f"restore it) to {MOST_PER_MINUTE}"
+            )
+        if self.restore_gb_per_s is not None and not 0 < self.restore_gb_per_s < math.inf:
+            raise ValueError(
+                f"restore_gb_per_s is {self.restore_gb_per_s}: give more than 0, or none at all"
             )
 
 

@@ -166,7 +166,7 @@ class Operator:
             limits.check(self._top_level)
         except ValueError as error:
             raise Conflict(f"with the limits in force, {error}") from error
-        guard.limits = limits
+        self._controller.set_limits(limits)
         self._controller.act_on_change()
         if self._rests_within(guard.lowest, guard.highest):
             return None

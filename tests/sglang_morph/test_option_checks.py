@@ -30,6 +30,7 @@ def test_every_option_at_an_accepted_value(tmp_path: Path) -> None:
         enter_pressure=1.0,
         leave_pressure=0.0,
         enter_queue_delay_s=0.0,
+        restore_gb_per_s=2.5,
         event_log=str(tmp_path / "events.jsonl"),
         sample_interval_s=0.0,
     )
@@ -51,6 +52,7 @@ def test_every_option_at_an_accepted_value(tmp_path: Path) -> None:
         ({"min_dwell_s": float("nan")}, "--morph-min-dwell-s is nan: give seconds"),
         ({"sample_interval_s": -1.0}, "--morph-sample-interval-s is -1.0; give seconds"),
         ({"max_level": -1}, "--morph-max-level is -1"),
+        ({"restore_gb_per_s": 0.0}, "--morph-restore-gb-per-s is 0.0; give more than 0"),
         ({"floor_policy": "wait"}, "--morph-floor-policy is 'wait'; give one of hold, reject, ign"),
         ({"prefix_policy": "mix"}, "--morph-prefix-policy is 'mix'; give one of share, namespace"),
         ({"order": "middle"}, "'middle'; give --morph-order one of front, back"),

@@ -80,6 +80,8 @@ def test_the_cap_holds_and_the_last_move_is_a_restore(
         (Limits(lowest_level=3, highest_level=2), "lowest_level 3 is above highest_level 2"),
         (Limits(max_transitions_per_minute=1), "max_transitions_per_minute is 1"),
         (Limits(max_transitions_per_minute=601), "max_transitions_per_minute is 601"),
+        (Limits(restore_gb_per_s=0.0), "restore_gb_per_s is 0.0: give more than 0"),
+        (Limits(restore_gb_per_s=float("nan")), "restore_gb_per_s is nan"),
     ],
 )
 def test_limits_that_make_no_sense_are_refused(limits: Limits, message: str) -> None:

@@ -14,7 +14,7 @@ from sglang_morph.controller.policy_options import PolicyOptions
 from sglang_morph.controller.slo import SloPolicy
 from sglang_morph.controller.threshold import ThresholdPolicy
 from tests.sglang_morph.controller.small_controller import controller
-from tests.sglang_morph.controller.small_system import SmallSystem
+from tests.sglang_morph.controller.small_system import NestedToyLayer, SmallSystem
 
 
 @pytest.fixture
@@ -157,6 +157,7 @@ def test_the_cap_defers_an_operators_moves_too(system: SmallSystem) -> None:
         ({"lowest_level": 3, "highest_level": 2}, "lowest_level"),
         ({"max_transitions_per_minute": 1}, "max_transitions_per_minute"),
         ({"highest_level": "1"}, "highest_level"),
+        ({"restore_gb_per_s": -1.0}, "restore_gb_per_s"),
         ({"ceiling": 1}, "ceiling"),
     ],
 )
@@ -176,6 +177,22 @@ def test_limits_that_contradict_those_in_force_conflict(system: SmallSystem) -> 
     answer = operator.set_limits({"lowest_level": 3})
     assert answer["result"] == "conflict"
     assert acting.limits.lowest == 0
+
+
+def test_a_restore_waits_for_uploads_that_are_limited() -> None:
+    system = SmallSystem(layer_type=NestedToyLayer)
+    operator, acting = operate(system, ManualPolicy)
+    operator.set_level({"level": 2})
+    answer = operator.set_limits({"restore_gb_per_s": 1e-12})
+    assert answer["limits"]["restore_gb_per_s"] == 1e-12
+    operator.set_level({"level": 0})
+    for _ in range(20):
+        acting.tick()
+    assert acting.executor.restoring
+    operator.set_limits({"restore_gb_per_s": None})
+    settle(acting)
+    assert system.executor.level == 0
+    system.check()
 
 
 def test_a_policy_is_replaced_with_its_parameters(system: SmallSystem) -> None:
