@@ -21,7 +21,7 @@ from benchmarks.served import Batch, Morphing, equal_requests, send
 from sglang_morph.observability.event_log import read_events
 from sglang_morph.precision.names import NOMINAL_BITS
 
-BATCH, INPUTS, OUTPUTS = 64, 512, 768
+INPUTS, OUTPUTS = 512, 768
 EDGE_S = 0.05
 """Left out at both ends of a batch's decoding."""
 BEFORE_S = 0.15
@@ -37,9 +37,10 @@ Gap = tuple[float, float]
 class Load:
     """Batches of equal requests, one after the other, until told to end."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, size: int) -> None:
         self.batches: list[Batch] = []
         self._url = url
+        self._size = size
         self._ended = threading.Event()
 
     @contextmanager
@@ -55,7 +56,7 @@ class Load:
     def _run(self) -> None:
         while not self._ended.is_set():
             seed = len(self.batches)
-            workload = equal_requests(BATCH, INPUTS, OUTPUTS, seed)
+            workload = equal_requests(self._size, INPUTS, OUTPUTS, seed)
             self.batches.append(send(self._url, workload))
 
     @property
@@ -63,7 +64,9 @@ class Load:
         return sum(batch.failed for batch in self.batches)
 
 
-def measure_changes(url: str, log: Path, rounds: int, changes: int, pause_s: float) -> dict:
+def measure_changes(
+    url: str, log: Path, rounds: int, changes: int, pause_s: float, batch: int
+) -> dict[str, Any]:
     """Every level up and down one by one, `rounds` times, then random changes; all under load.
 
     `log` is the server's event log; it runs under the manual policy and is at level 0.
@@ -73,7 +76,7 @@ def measure_changes(url: str, log: Path, rounds: int, changes: int, pause_s: flo
     levels = morphing.status()["levels"]
     top = deepest_level(levels)
     began = time.time()
-    with Load(url).running() as load:
+    with Load(url, batch).running() as load:
         time.sleep(2.0)
         for _ in range(rounds):
             for level in [*range(1, top + 1), *reversed(range(top))]:
@@ -81,7 +84,7 @@ def measure_changes(url: str, log: Path, rounds: int, changes: int, pause_s: flo
                 time.sleep(0.35)
         marks = _random_changes(morphing, top, changes, pause_s)
     status = morphing.go_to(0)
-    events = [e for e in read_events(log) if e["kind"] == "transition" and e["time"] >= began]
+    events = transitions_since(log, began)
     return {
         "rounds": rounds,
         "random_changes": len(marks),
@@ -96,6 +99,11 @@ def measure_changes(url: str, log: Path, rounds: int, changes: int, pause_s: flo
         "restore": restore_ratio(load.batches, events),
         "events": [_short(event) for event in events],
     }
+
+
+def transitions_since(log: Path, began: float) -> list[dict[str, Any]]:
+    """Of an event log, from UNIX second `began` on."""
+    return [e for e in read_events(log) if e["kind"] == "transition" and e["time"] >= began]
 
 
 def deepest_level(levels: Sequence[dict[str, Any]]) -> int:
@@ -230,7 +238,7 @@ def measure_levels(url: str) -> list[dict[str, Any]]:
     return rows
 
 
-def lowered_speed(url: str, rounds: int) -> dict[str, Any]:
+def lowered_speed(url: str, rounds: int, batch: int) -> dict[str, Any]:
     """Output tokens/s of a batch at the deepest 8-bit level and at level 0, by turns."""
     morphing = Morphing(url)
     top = deepest_level(morphing.status()["levels"])
@@ -238,12 +246,12 @@ def lowered_speed(url: str, rounds: int) -> dict[str, Any]:
     for turn in range(rounds):
         for level in [0, top] if turn % 2 == 0 else [top, 0]:
             morphing.go_to(level)
-            workload = equal_requests(BATCH, INPUTS, 256, seed=40 + turn)
+            workload = equal_requests(batch, INPUTS, 256, seed=40 + turn)
             speeds[level].append(send(url, workload).output_tokens_per_s)
     morphing.go_to(0)
     pairs = zip(speeds[top], speeds[0], strict=True)
     return {
-        "batch": BATCH,
+        "batch": batch,
         "level": top,
         "full_tokens_per_s": speeds[0],
         "lowered_tokens_per_s": speeds[top],

@@ -1,26 +1,22 @@
-"""What morphing costs at full precision, and what a transition costs: stock SGLang beside ours.
+"""What morphing costs at full precision: stock SGLang beside ours, at level 0.
 
     python -m benchmarks.overhead --model DIR --flags "--load-format dummy ..." --out FILE
 
 All servers run on one GPU at the same time and take turns, so the ratios are of one run. All get
-the same flags; give `--max-total-tokens` among them, so that their KV caches are equal. Every part
-is written as soon as it is measured, and one that fails does not keep the next from being tried.
+the same flags; give `--max-total-tokens` among them, so that their KV caches are equal.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import shlex
 import statistics
 import sys
-import time
-import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.level_changes import lowered_speed, measure_changes, measure_levels
-from benchmarks.served import Batch, equal_requests, save, send, serving
+from benchmarks.served import Batch, Parts, equal_requests, send, serving
 from sglang_morph.demo.provenance import provenance
 
 INPUTS, OUTPUTS = 512, 128
@@ -28,7 +24,6 @@ STOCK = "stock"
 
 
 def main() -> None:
-    began = time.monotonic()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", required=True)
     parser.add_argument("--flags", default="", help="flags of all servers")
@@ -44,9 +39,6 @@ def main() -> None:
         default="1:16,64:5,16:5,256:3",
         help="batch sizes and how many turns of each server, SIZE:TURNS, comma-separated",
     )
-    parser.add_argument("--changes", type=int, default=200, help="random level changes under load")
-    parser.add_argument("--pause", type=float, default=0.1, help="s between two of them")
-    parser.add_argument("--level-rounds", type=int, default=8, help="walks through all levels")
     parser.add_argument(
         "--time-budget", type=float, default=3600.0, help="begin no part after so many s"
     )
@@ -55,63 +47,32 @@ def main() -> None:
     backends: list[str] = arguments.backend or ["layer_swap"]
     out: Path = arguments.out
     out.parent.mkdir(parents=True, exist_ok=True)
-    logs = {name: out.parent / f"{name}.events.jsonl" for name in backends}
-    commands = _commands(arguments, logs)
+    commands = _commands(arguments, backends)
     command = shlex.join(["python", "-m", "benchmarks.overhead", *sys.argv[1:]])
     results: dict[str, Any] = {
         "origin": provenance(command),
         "commands": commands,
         "ready_s": {},
         "level0": {},
-        "backends": {name: {} for name in backends},
         "errors": [],
     }
-
-    def part(where: dict[str, Any], name: str, measure: Callable[[], Any]) -> None:
-        if time.monotonic() - began > arguments.time_budget:
-            results["errors"].append(f"{name}: no time was left")
-        else:
-            try:
-                where[name] = measure()
-            except Exception:
-                results["errors"].append(f"{name}: {traceback.format_exc()}")
-                print(results["errors"][-1], flush=True)
-        save(results, out)
-
+    parts = Parts(results, out, arguments.time_budget)
     with serving(commands, out.parent) as served:
         results["ready_s"] = {name: server.ready_s for name, server in served.items()}
         urls = {name: server.url for name, server in served.items()}
-        save(results, out)
-        ours = [name for name in backends if name in urls]
-        for name in ours:
-            part(results["backends"][name], "levels", lambda name=name: measure_levels(urls[name]))
         for pair in arguments.batches.split(","):
             size, turns = (int(number) for number in pair.split(":"))
-            if STOCK in urls:
-                part(results["level0"], str(size), lambda s=size, t=turns: compare(urls, s, t))
-        for name in ours:
-            found = results["backends"][name]
-            part(
-                found,
-                "changes",
-                lambda name=name: measure_changes(
-                    urls[name],
-                    logs[name],
-                    arguments.level_rounds,
-                    arguments.changes,
-                    arguments.pause,
-                ),
-            )
-            part(found, "lowered_speed", lambda name=name: lowered_speed(urls[name], 4))
+            measure = functools.partial(compare, urls, size, turns)
+            parts.measure(results["level0"], str(size), measure)
 
 
-def _commands(arguments: argparse.Namespace, logs: dict[str, Path]) -> dict[str, str]:
+def _commands(arguments: argparse.Namespace, backends: list[str]) -> dict[str, str]:
     common = f"--model-path {arguments.model} {arguments.flags}"
     commands = {STOCK: f"python -m sglang.launch_server {common}"}
-    for name, log in logs.items():
+    for name in backends:
         commands[name] = (
             f"python -m sglang_morph.launch_server {common} --memory-backend {name} "
-            f"--morph-policy manual --morph-event-log {log} {arguments.morph_flags}"
+            f"--morph-policy manual {arguments.morph_flags}"
         )
     return commands
 

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.acceptance import ACCEPTANCE, Row, upsert
+from benchmarks.emulated_card import card_measures, is_card
 from sglang_morph.bench.measures import capacity_measure, measures
 from sglang_morph.bench.report import write_report
 from sglang_morph.bench.results import Comparison, load_comparison
@@ -53,7 +54,9 @@ def record_ab(folder: Path, name: str, acceptance: Path) -> None:
     shutil.copyfile(text, target / REPORT)
     raw = str(target.relative_to(acceptance.parents[2]))
     origin = found.runs[0].report["origin"]
-    kept = [Row(**asdict(m), **origin, raw=raw) for m in measures(found)]
+    compared = [m for m in measures(found) if not is_card(m.name.split(".")[1])]
+    card = card_measures(list(_rows(found)))
+    kept = [Row(**asdict(m), **origin, raw=raw) for m in (*compared, *card)]
     for capacity in capacities:
         measure = capacity_measure(found, capacity)
         if measure is not None:

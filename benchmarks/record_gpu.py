@@ -16,18 +16,16 @@ from typing import Any
 import orjson
 
 from benchmarks.acceptance import ACCEPTANCE, RESULTS, Row, upsert
+from benchmarks.kv_capacity import FP8
 
-OVERHEAD = {
-    "layer_swap": "overhead_h200.json",
-    "semi_unified": "overhead_semi_unified_h200.json",
-}
-"""Backend -> the run of its level changes. Others that were served beside it took fewer turns."""
 LEVEL0 = "overhead_h200.json"
 """The run in which all backends were compared with stock at level 0."""
-CARD = "emulated_card_h200.json"
-KV = "kv_capacity_h200.json"
+TRANSITIONS = {
+    "layer_swap": ("overhead_h200.json", "transitions_h200.json"),
+    "semi_unified": ("overhead_semi_unified_h200.json",),
+}
+"""Backend -> runs of its level changes; what a later one measured again counts."""
 MERGE = "merge_gemm_h200.json"
-FP8, OURS, BF16 = "static_fp8", "layer_swap", "static_bf16"
 _MERGE_BARS = {64: 1.10, 256: 1.15, 1024: 1.15, 4096: 1.08}
 _LENT_BARS = {"layer_swap": 0.99, "semi_unified": 0.97}
 
@@ -68,16 +66,15 @@ def at_least(limit: float) -> Callable[[float], bool]:
 def gpu_rows(folder: Path) -> list[Row]:
     """Everything that the files in `folder` tell."""
     rows: list[Row] = []
-    for backend, file in OVERHEAD.items():
+    for backend, files in TRANSITIONS.items():
         rows += level0_rows(Recorder(folder, LEVEL0), backend)
-        rows += overhead_rows(Recorder(folder, file), backend)
-    rows += card_rows(Recorder(folder, CARD))
-    rows += kv_rows(Recorder(folder, KV))
+        for file in files:
+            rows += transition_rows(Recorder(folder, file), backend)
     rows += merge_rows(Recorder(folder, MERGE))
     return rows
 
 
-def overhead_rows(found: Recorder, backend: str) -> Iterator[Row]:
+def transition_rows(found: Recorder, backend: str) -> Iterator[Row]:
     parts = found.content.get("backends", {}).get(backend)
     if parts is None:
         return
@@ -85,6 +82,10 @@ def overhead_rows(found: Recorder, backend: str) -> Iterator[Row]:
         yield from _changes(found, backend, parts["changes"])
     if "levels" in parts:
         yield from _lent(found, backend, parts["levels"])
+    if "levels" in parts and FP8 in found.content:
+        yield _kv(found, backend, parts)
+    for rate in parts.get("upload_rates", []):
+        yield from _upload_rate(found, backend, rate)
     if "lowered_speed" in parts:
         yield from _lowered_speed(found, backend, parts["lowered_speed"])
 
@@ -207,75 +208,40 @@ def _lent(found: Recorder, backend: str, levels: Sequence[Content]) -> Iterator[
     yield found.row(f"{backend}.lent_fraction", share, "", f">= {limit}", at_least(limit))
 
 
+def _kv(found: Recorder, backend: str, parts: Content) -> Row:
+    """What decode graphs take beyond those of static FP8 is counted as KV tokens not to be had."""
+    fp8, levels = found.content[FP8], parts["levels"]
+    deepest = [level for level in levels if level["bits"] >= 8][-1]
+    page_bytes = levels[0]["bytes"]["kv_base"] / (levels[0]["base_tokens"] + 1)
+    graphs = 2**30 * ((parts["graphs_gib"] or 0.0) - (fp8["graphs_gib"] or 0.0))
+    return found.row(
+        f"{backend}.kv_over_static_fp8",
+        (deepest["capacity_tokens"] - graphs / page_bytes) / fp8["tokens"],
+        f"{deepest['capacity_tokens']} over {fp8['tokens']} tokens, decode graphs counted",
+        ">= 0.95",
+        at_least(0.95),
+    )
+
+
+def _upload_rate(found: Recorder, backend: str, rate: Content) -> Iterator[Row]:
+    if rate["tpot_ratio"] is None:
+        return
+    limit = rate["limit_gb_per_s"]
+    most = 1.05 if limit is None else 1.10
+    yield found.row(
+        f"{backend}.restore.tpot_ratio.limit_{'none' if limit is None else f'{limit:g}'}",
+        rate["tpot_ratio"],
+        f"P50 of {rate['gaps']} steps in {len(rate['restores'])} restores, at "
+        f"{rate['gb_per_s']:.1f} GB/s",
+        f"<= {most:.2f}",
+        at_most(most),
+    )
+
+
 def _lowered_speed(found: Recorder, backend: str, part: Content) -> Iterator[Row]:
     name = f"{backend}.fast_over_full_throughput.bs{part['batch']}"
     unit = f"median of {len(part['full_tokens_per_s'])} turns"
     yield found.row(name, part["ratio"], unit, ">= 1.3", at_least(1.3))
-
-
-def card_rows(found: Recorder) -> Iterator[Row]:
-    turns = [turn for turn in found.content.get("turns", []) if "load" in turn]
-    rows = [turn for turn in turns if "error" not in turn]
-
-    def of(load: str, arm: str, key: str) -> dict[int, float]:
-        mine = [row for row in rows if (row["load"], row["arm"]) == (load, arm)]
-        return {row["turn"]: row[key] for row in mine}
-
-    ours, fp8 = (of("knee", arm, "p95_ttft_ms") for arm in (OURS, FP8))
-    ratios = [ours[turn] / fp8[turn] for turn in ours.keys() & fp8.keys()]
-    if ratios:
-        told = ", ".join(f"{ratio:.2f}" for ratio in ratios)
-        yield found.row(
-            "layer_swap.knee.p95_ttft_over_static_fp8",
-            statistics.median(ratios),
-            f"median of {len(ratios)} turns ({told})",
-            "<= 1.5 in 3 turns",
-            statistics.median(ratios) <= 1.5 and len(ratios) >= 3,
-        )
-    full = of("knee", BF16, "p95_ttft_ms")
-    if full and ours:
-        under = statistics.median(full.values()) / statistics.median(ours.values())
-        name = "layer_swap.knee.p95_ttft_static_bf16_over_ours"
-        yield found.row(name, under, "", "reported", True)
-    ours, fp8 = (of("overload", arm, "output_throughput") for arm in (OURS, FP8))
-    if both := ours.keys() & fp8.keys():
-        ratio = statistics.median(ours[turn] / fp8[turn] for turn in both)
-        name = "layer_swap.overload.throughput_over_static_fp8"
-        yield found.row(name, ratio, "", ">= 0.95", at_least(0.95))
-    for row in rows:
-        if (row["load"], row["arm"]) == ("quiet", OURS):
-            yield from _quiet(found, row)
-
-
-def _quiet(found: Recorder, row: Content) -> Iterator[Row]:
-    moves, rate = row["transitions"], f"at {row['rate']:.1f} requests/s"
-    yield found.row("layer_swap.quiet.transitions", moves, rate, "0", moves == 0)
-    computed = [row["tokens_by_level"], row["prefilled_by_level"]]
-    full = sum(levels.get("0", 0) for levels in computed)
-    total = sum(sum(levels.values()) for levels in computed)
-    yield found.row(
-        "layer_swap.quiet.full_precision_share",
-        full / total,
-        f"of {total} tokens computed, {rate}",
-        "1",
-        full == total,
-    )
-
-
-def kv_rows(found: Recorder) -> Iterator[Row]:
-    servers = found.content.get("servers", {})
-    if not {FP8, OURS} <= servers.keys():
-        return
-    fp8, ours = servers[FP8], servers[OURS]
-    graphs = 2**30 * ((ours["graphs_gib"] or 0.0) - (fp8["graphs_gib"] or 0.0))
-    ratio = (ours["tokens"] - graphs / ours["page_bytes"]) / fp8["tokens"]
-    yield found.row(
-        "layer_swap.kv_over_static_fp8",
-        ratio,
-        f"{ours['tokens']} over {fp8['tokens']} tokens, decode graphs counted",
-        ">= 0.95",
-        at_least(0.95),
-    )
 
 
 def merge_rows(found: Recorder) -> Iterator[Row]:

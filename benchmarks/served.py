@@ -7,7 +7,8 @@ import signal
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Mapping
+import traceback
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -130,6 +131,11 @@ class Morphing:
     def set_level(self, level: int) -> None:
         self._http.post("/morph/level", json={"level": level}).raise_for_status()
 
+    def limit_uploads(self, gb_per_s: float | None) -> None:
+        """10^9 bytes a second; None: no limit."""
+        body = {"restore_gb_per_s": gb_per_s}
+        self._http.post("/morph/limits", json=body).raise_for_status()
+
     def go_to(self, level: int, timeout_s: float = 60.0) -> dict[str, Any]:
         """The status once the server rests at `level`."""
         self.set_level(level)
@@ -143,6 +149,31 @@ class Morphing:
 
     def verify(self) -> dict[str, Any]:
         return self._http.post("/morph/verify").raise_for_status().json()
+
+
+class Parts:
+    """What a benchmark measures one after the other, each saved at once.
+
+    A part that fails, or for which no time is left, is noted in `results["errors"]`.
+    """
+
+    def __init__(self, results: dict[str, Any], path: Path, budget_s: float) -> None:
+        self._results = results
+        self._path = path
+        self._ends = time.monotonic() + budget_s
+
+    def measure(self, where: dict[str, Any], name: str, measure: Callable[[], Any]) -> None:
+        """Put what `measure` returns into `where[name]`, a part of `results`."""
+        errors: list[str] = self._results["errors"]
+        if time.monotonic() > self._ends:
+            errors.append(f"{name}: no time was left")
+        else:
+            try:
+                where[name] = measure()
+            except Exception:
+                errors.append(f"{name}: {traceback.format_exc()}")
+                print(errors[-1], flush=True)
+        save(self._results, self._path)
 
 
 def save(results: dict[str, Any], path: Path) -> None:

@@ -62,6 +62,7 @@ def folder(tmp_path: Path) -> Path:
         run.mkdir(parents=True)
         outcomes = [outcome(0, first_s), outcome(1, first_s)]
         row = replay_row(Replay(outcomes, 0.0, 4.0), WORKLOAD, Slo())
+        row["dataset_name"] = "code"
         row["server_info"] = {"model_path": "/a/path"}
         write_record(run, "code", Record(row, outcomes, Observed(0.0, [], [], 0, {0: 4})))
         report = {"arm": arm, "origin": ORIGIN, "error": None, "memory": {}}

@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from benchmarks.acceptance import Row
-from benchmarks.record_gpu import CARD, KV, MERGE, OVERHEAD, gpu_rows
+from benchmarks.record_gpu import LEVEL0, MERGE, TRANSITIONS, gpu_rows
 
 ORIGIN = {"command": "python -m b", "commit": "abc", "date": "2030-01-01", "hardware": "a GPU"}
 
@@ -21,7 +21,7 @@ def move(a: int, b: int, phase: str, duration_s: float, result: str = "completed
 def owners(full: int, variant: int, lent: int, unused: int, backup: int = 64) -> dict[str, int]:
     return {
         "full_weights": full, "variant_weights": variant, "kv_lent": lent, "unused": unused,
-        "host_backup": backup,
+        "host_backup": backup, "kv_base": 2**30,
     }  # fmt: skip
 
 
@@ -66,8 +66,12 @@ def level0(tpot: float) -> dict[str, Any]:
     return {"tokens_per_s_ratio": 1.0, "tpot_ms_ratio": tpot, "tpot_ms": [5.0] * 16}
 
 
+_, LATER = TRANSITIONS["layer_swap"]
+(SEMI,) = TRANSITIONS["semi_unified"]
+SEEN = {"gaps": 100, "restores": [{}] * 3}
+
 FILES: dict[str, dict[str, Any]] = {
-    OVERHEAD["layer_swap"]: {
+    LEVEL0: {
         "origin": ORIGIN,
         "ready_s": {"stock": 50.0, "layer_swap": 75.0, "semi_unified": 75.0},
         "level0": {
@@ -76,38 +80,29 @@ FILES: dict[str, dict[str, Any]] = {
         },
         "backends": {"layer_swap": parts(12.0)},
     },
-    OVERHEAD["semi_unified"]: {
+    SEMI: {
         "origin": ORIGIN,
         "ready_s": {},
         "level0": {"64": {"stock": {}, "semi_unified": level0(2.0)}},  # measured again since
         "backends": {"semi_unified": parts(4.0)},
     },
-    CARD: {
+    LATER: {
         "origin": ORIGIN,
-        "turns": [
-            *(
-                {"load": "knee", "turn": turn, "arm": arm, "p95_ttft_ms": ttft}
-                for turn, arm, ttft in (
-                    (0, "static_fp8", 100.0), (0, "layer_swap", 160.0),
-                    (1, "layer_swap", 120.0), (1, "static_fp8", 100.0),
-                    (2, "static_fp8", 100.0), (2, "layer_swap", 140.0),
-                    (0, "static_bf16", 700.0),
-                )
-            ),
-            {"load": "overload", "turn": 0, "arm": "static_fp8", "output_throughput": 1000.0},
-            {"load": "overload", "turn": 0, "arm": "layer_swap", "output_throughput": 940.0},
-            {"load": "quiet", "turn": 0, "arm": "static_bf16", "error": "gone"},
-            {
-                "load": "quiet", "turn": 0, "arm": "layer_swap", "transitions": 0, "rate": 3.0,
-                "tokens_by_level": {"0": 900}, "prefilled_by_level": {"0": 4000, "1": 100},
-            },
-        ],
-    },
-    KV: {
-        "origin": ORIGIN,
-        "servers": {
-            "static_fp8": {"tokens": 1000, "graphs_gib": 0.0},
-            "layer_swap": {"tokens": 970, "graphs_gib": 1.0, "page_bytes": 2**30 / 10},
+        "static_fp8": {"tokens": 1000, "graphs_gib": 0.0},
+        "backends": {
+            "layer_swap": {
+                "graphs_gib": 1.0,
+                "levels": [
+                    {"bits": 16, "bytes": owners(128, 0, 0, 2), "base_tokens": 9},
+                    {"bits": 8, "bytes": owners(0, 64, 64, 0), "capacity_tokens": 970},
+                    {"bits": 4, "bytes": owners(0, 32, 80, 0), "capacity_tokens": 2000},
+                ],
+                "upload_rates": [
+                    {"limit_gb_per_s": 5.0, "gb_per_s": 4.9, "tpot_ratio": 1.06, **SEEN},
+                    {"limit_gb_per_s": None, "gb_per_s": 45.0, "tpot_ratio": 1.06, **SEEN},
+                    {"limit_gb_per_s": 2.5, "gb_per_s": None, "tpot_ratio": None, **SEEN},
+                ],
+            }
         },
     },
     MERGE: {
@@ -141,12 +136,9 @@ def rows(tmp_path: Path) -> dict[str, Row]:
         ("layer_swap.downshift.gap_ms", 2.5, True),
         ("layer_swap.lent_fraction", 1.0, True),
         ("layer_swap.random_changes.failed_requests", 0, True),
-        ("layer_swap.knee.p95_ttft_over_static_fp8", 1.4, True),
-        ("layer_swap.knee.p95_ttft_static_bf16_over_ours", 5.0, True),
-        ("layer_swap.overload.throughput_over_static_fp8", 0.94, False),
-        ("layer_swap.quiet.transitions", 0, True),
-        ("layer_swap.quiet.full_precision_share", 0.98, False),
         ("layer_swap.kv_over_static_fp8", 0.96, True),
+        ("layer_swap.restore.tpot_ratio.limit_5", 1.06, True),
+        ("layer_swap.restore.tpot_ratio.limit_none", 1.06, False),
         ("semi_unified.level0.throughput_ratio.bs64", 1.0, True),
         ("semi_unified.to_fast_ms", 9.0, False),
         ("semi_unified.restore.gbps", 50.0, True),
@@ -170,18 +162,19 @@ def test_every_number_is_recorded_whether_it_holds_or_not(
 
 def test_what_is_not_there_is_left_out(tmp_path: Path) -> None:
     assert gpu_rows(tmp_path) == []
-    content = {**FILES[OVERHEAD["layer_swap"]], "level0": {}, "backends": {"layer_swap": {}}}
-    (tmp_path / OVERHEAD["layer_swap"]).write_bytes(orjson.dumps(content))
+    content = {**FILES[LEVEL0], "level0": {}, "backends": {"layer_swap": {}}}
+    (tmp_path / LEVEL0).write_bytes(orjson.dumps(content))
     names = [row.name for row in gpu_rows(tmp_path)]
     assert names == ["layer_swap.start_ratio", "semi_unified.start_ratio"]
 
 
-def test_fewer_turns_or_changes_than_asked_for_do_not_hold(tmp_path: Path) -> None:
-    card = {**FILES[CARD], "turns": FILES[CARD]["turns"][2:4]}
-    (tmp_path / CARD).write_bytes(orjson.dumps(card))
+def test_a_rate_that_no_step_was_seen_at_has_no_row(rows: dict[str, Row]) -> None:
+    assert "layer_swap.restore.tpot_ratio.limit_2.5" not in rows
+
+
+def test_fewer_changes_than_asked_for_do_not_hold(tmp_path: Path) -> None:
     changes = parts(12.0)["changes"] | {"random_changes": 60}
-    overhead = {**FILES[OVERHEAD["layer_swap"]], "backends": {"layer_swap": {"changes": changes}}}
-    (tmp_path / OVERHEAD["layer_swap"]).write_bytes(orjson.dumps(overhead))
+    overhead = {**FILES[LEVEL0], "backends": {"layer_swap": {"changes": changes}}}
+    (tmp_path / LEVEL0).write_bytes(orjson.dumps(overhead))
     rows = {row.name: row for row in gpu_rows(tmp_path)}
-    assert not rows["layer_swap.knee.p95_ttft_over_static_fp8"].holds
     assert not rows["layer_swap.random_changes.failed_requests"].holds
