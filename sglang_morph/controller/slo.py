@@ -42,7 +42,7 @@ class SloParameters:
     enter_hold_s: float = 0.2
     leave_hold_s: float = 4.0
     min_dwell_s: float = 1.0
-    max_transitions_per_minute: int = 6
+    max_transitions_per_minute: int = 12
 
     def check(self) -> None:
         """Raises ValueError for values that are out of range."""

@@ -26,7 +26,7 @@ class ThresholdParameters:
     enter_hold_s: float = 0.2
     leave_hold_s: float = 4.0
     min_dwell_s: float = 1.0
-    max_transitions_per_minute: int = 6
+    max_transitions_per_minute: int = 12
     lookahead_s: float = 0.0
     first_step: int = 1
     """Levels of the first move; as long as the condition does not let up, each next one doubles."""
@@ -75,7 +75,6 @@ MODES: dict[str, ThresholdParameters] = {
         enter_hold_s=0.1,
         leave_hold_s=5.0,
         min_dwell_s=0.5,
-        max_transitions_per_minute=12,
         lookahead_s=1.0,
         first_step=2,
     ),
