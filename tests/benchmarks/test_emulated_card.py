@@ -20,7 +20,7 @@ ROWS: list[dict[str, Any]] = [
     knee(1, "static_fp8", 100.0), knee(1, "layer_swap", 160.0),
     knee(2, "layer_swap", 120.0), knee(2, "static_fp8", 100.0),
     knee(3, "static_fp8", 100.0), knee(3, "layer_swap", 140.0),
-    knee(3, "static_bf16", 700.0),
+    knee(3, "static_bf16", 700.0), knee(3, "static_fp8_wide", 80.0),
     {**knee(1, "layer_swap", 9e9), "dataset_name": "azure-conv-8b"},
     {
         "dataset_name": "card-overload", "arm": "static_fp8", "block": 0,
@@ -46,6 +46,7 @@ def named(rows: list[dict[str, Any]]) -> dict[str, Measure]:
     ("name", "value", "holds"),
     [
         ("knee.p95_ttft_over_static_fp8", 1.4, True),
+        ("knee.p95_ttft_over_static_fp8_wide", 1.75, False),
         ("knee.p95_ttft_static_bf16_over_ours", 5.0, True),
         ("overload.throughput_over_static_fp8", 0.94, False),
         ("quiet.transitions", 0, True),
