@@ -12,13 +12,10 @@ from typing import TYPE_CHECKING
 
 from sglang_morph.cpu import prepare_process
 from sglang_morph.flags import ENVIRONMENT, options_from_text, to_argv
-from sglang_morph.refusals import MorphRefusal
+from sglang_morph.refusals import REFUSED, MorphRefusal
 
 if TYPE_CHECKING:
     from sglang_morph.server_args import MorphServerArgs
-
-REFUSED = 2
-"""Exit status for arguments, a model or a machine that do not fit."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,6 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from patches.apply import PatchError
     from sglang_morph.server_args import prepare_morph_server_args
     from sglang_morph.server_runtime import add_routes, prepare_server_process, read_demands
+    from sglang_morph.start_errors import scheduler_refused
 
     load_plugins()
     try:
@@ -49,6 +47,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         read_demands()
     try:
         _serve(server_args)
+    except RuntimeError as error:
+        if not scheduler_refused(error):
+            raise
+        return REFUSED  # the scheduler has said why
     finally:
         kill_process_tree(os.getpid(), include_parent=False)
     return 0

@@ -7,6 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+REFUSED = 2
+"""Exit status for arguments, a model or a machine that do not fit."""
+
 
 class MorphRefusal(ValueError):
     """Arguments, model or machine do not fit. One line: the cause, then the remedy."""

@@ -49,6 +49,7 @@ from sglang_morph.preflight import (
     make_plan,
     shapes_by_path,
 )
+from sglang_morph.start_errors import ending_in_one_line
 from sglang_morph.variant_checkpoint import open_checkpoint
 from sglang_morph.weights_digest import weights_digest
 
@@ -70,6 +71,7 @@ class MorphRuntime:
         unit = {} if options.unit_mib is None else {"unit_bytes": options.unit_mib << 20}
         self._backend = create_backend(options.memory_backend, **unit)
 
+    @ending_in_one_line()
     def adopt_weights(self, model_runner: ModelRunner) -> None:
         began = time.perf_counter()
         self._model_runner = model_runner
@@ -124,9 +126,11 @@ class MorphRuntime:
             lambda: find_morphable_layers(model_runner.model, self._plan.variants),
         )
 
+    @ending_in_one_line()
     def kv_budget(self, available_bytes: int) -> int:
         return self._backend.kv_budget(available_bytes)
 
+    @ending_in_one_line()
     def kv_pool_class(
         self, configurator: Any, max_total_num_tokens: int
     ) -> Callable[..., ElasticMHATokenToKVPool]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
-from patches.apply import PatchError, install
+from patches.apply import install
 from patches.registry import SCHEDULER_PATCHES
 from sglang_morph.options import MorphOptions
 
@@ -23,8 +22,7 @@ def run_morph_scheduler_process(server_args: Any, *args: Any, **kwargs: Any) -> 
 def prepare_scheduler_process(options: MorphOptions) -> None:
     """Install the scheduler's patches; end the process if one does not work."""
     from sglang_morph.runtime import create_runtime
+    from sglang_morph.start_errors import ending_in_one_line
 
-    try:
+    with ending_in_one_line():
         install(create_runtime(options), SCHEDULER_PATCHES)
-    except PatchError as error:
-        sys.exit(f"sglang_morph: {error}")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -30,6 +31,10 @@ REPLACEABLE_PARAMETERS = (
 linear reads, and makes up for it in what comes before."""
 
 _V = TypeVar("_V", bound=Variant)
+
+
+class UnfitWeight(ValueError):
+    """A weight that a variant cannot be made from: damaged, or of a shape its kernel has not."""
 
 
 class UnsupportedModel(ValueError):
@@ -95,14 +100,15 @@ class SglangLayer:
 
         Of a variant that the source provides only the first layer's, quantized for the purpose.
 
-        Raises `WrongKernel`, naming layer and linear. Waits for the device.
+        Raises `WrongKernel` or `UnfitWeight`, naming layer and linear. Waits for the device.
         """
         for name, per_linear in self._variants.items():
             if self.index and self._source and self._source.provides(self.index, name):
                 continue  # made elsewhere: the kernel is tried once, on the first layer
             for path, variant in per_linear.items():
                 weight = self._linears[path].weight.data
-                preflight(variant, weight, f"layer {self.index}, {path}")
+                with self._naming(path):
+                    preflight(variant, weight, f"layer {self.index}, {path}")
 
     def full_tensors(self) -> TensorMap:
         """The weights, `[N, K]`, where they lie now."""
@@ -114,8 +120,8 @@ class SglangLayer:
         return {**self.full_tensors(), **replaceable}
 
     def variant_tensors(self, variant: str, full: TensorMap) -> TensorMap:
-        """Raises ValueError, naming it, where a weight is damaged or the source's tensors do not
-        fit, and KeyError for a variant that was not asked for."""
+        """Raises `UnfitWeight`, naming it, `SourceError` where the source's tensors do not fit, and
+        KeyError for a variant that was not asked for."""
         encoders = self._variants[variant]
         made = self._source.tensors(self.index, variant) if self._source else None
         if made is not None:
@@ -207,12 +213,18 @@ class SglangLayer:
         """`make(path, encoder)` of every linear, under names that carry the path."""
         tensors: dict[str, torch.Tensor] = {}
         for path, encoder in encoders.items():
-            try:
+            with self._naming(path):
                 parts = make(path, encoder)
-            except ValueError as error:
-                raise ValueError(f"layer {self.index}, {path}: {error}") from error
             tensors |= {f"{path}.{part}": tensor for part, tensor in parts.items()}
         return tensors
+
+    @contextmanager
+    def _naming(self, path: str) -> Iterator[None]:
+        """Say of which linear a complaint is."""
+        try:
+            yield
+        except ValueError as error:
+            raise UnfitWeight(f"layer {self.index}, {path}: {error}") from error
 
     def _checked(self, made: TensorMap, variant: str) -> TensorMap:
         """A source's tensors, its parameters in the dtype of those they replace.

@@ -7,7 +7,12 @@ import pytest
 import torch
 from torch.nn.functional import linear
 
-from sglang_morph.precision.layers import SglangLayer, UnsupportedModel, find_morphable_layers
+from sglang_morph.precision.layers import (
+    SglangLayer,
+    UnfitWeight,
+    UnsupportedModel,
+    find_morphable_layers,
+)
 from sglang_morph.precision.linear_method import VariantLinearMethod
 from sglang_morph.precision.names import MORPHABLE_LINEARS
 from sglang_morph.precision.variants.int4_cpu import Int4Cpu
@@ -173,8 +178,9 @@ def test_a_damaged_weight_is_refused() -> None:
     model = llama()
     model.model.layers[0].mlp.down_proj.weight.data[3, 5] = torch.nan
     layer = find_morphable_layers(model)[0]
-    with pytest.raises(ValueError, match=r"mlp\.down_proj.*row 3, column 5"):
-        layer.variant_tensors("int8", layer.full_tensors())
+    for find_out in (layer.preflight, lambda: layer.variant_tensors("int8", layer.full_tensors())):
+        with pytest.raises(UnfitWeight, match=r"layer 0, mlp\.down_proj.*row 3, column 5"):
+            find_out()
 
 
 def _break_by_removal(model: Any) -> None:
