@@ -20,7 +20,10 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 NATIVE = "/generate"
-OPENAI = ("/v1/chat/completions", "/v1/completions")
+OPENAI = ("/v1/chat/completions", "/v1/completions", "/invocations")
+"""SageMaker's route takes chat completions."""
+DEAF = ("/v1/responses", "/v1/messages", "/api/chat", "/api/generate", "/vertex_generate")
+"""Routes whose bodies have no place for it: to serve a demand that nobody reads would break it."""
 _NAME = f'"{FIELD}"'.encode()
 
 
@@ -31,7 +34,7 @@ class DemandField:
         self._app = app
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or _path(scope) not in (NATIVE, *OPENAI):
+        if scope["type"] != "http" or _path(scope) not in (NATIVE, *OPENAI, *DEAF):
             await self._app(scope, receive, send)
             return
         body = await _read(receive)
@@ -57,6 +60,8 @@ def moved(body: bytes, path: str) -> bytes:
         return body
     if not isinstance(document, dict) or FIELD not in document:
         return body
+    if path in DEAF:
+        raise DemandError(FIELD, f"has no effect at {path}; send it to {OPENAI[0]} or {NATIVE}")
     demand = document.pop(FIELD)
     min_precision(demand)
     holders: list[Any] = [document]

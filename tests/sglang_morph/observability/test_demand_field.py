@@ -10,7 +10,7 @@ from fastapi import FastAPI, Request
 from fastapi.testclient import TestClient
 from starlette.middleware import Middleware
 
-from sglang_morph.observability.demand_field import DemandField, moved
+from sglang_morph.observability.demand_field import DEAF, OPENAI, DemandField, moved
 
 DEMAND = {"min_precision": "full"}
 
@@ -19,7 +19,7 @@ def through(path: str, **body: Any) -> Any:
     return orjson.loads(moved(orjson.dumps(body), path))
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize("path", OPENAI)
 def test_openai_bodies(path: str) -> None:
     found = through(path, model="m", morph=DEMAND, custom_params={"a": 1})
     assert found == {"model": "m", "custom_params": {"a": 1, "morph": DEMAND}}
@@ -62,7 +62,7 @@ def http() -> TestClient:
     async def echo(request: Request) -> Any:
         return {"got": (await request.body()).decode()}
 
-    for path in ("/generate", "/v1/completions", "/other"):
+    for path in ("/generate", "/v1/completions", "/other", *DEAF):
         app.post(path)(echo)
     app.user_middleware.append(Middleware(DemandField))
     return TestClient(app)
@@ -92,3 +92,12 @@ def test_a_bad_demand_goes_no_further(http: TestClient, path: str) -> None:
     content = answer.json()
     message = content["error"]["message"] if path == "/generate" else content["message"]
     assert message.startswith("morph.min_precision is 'best'; give one of full")
+
+
+@pytest.mark.parametrize("path", DEAF)
+def test_a_demand_that_nobody_would_read_is_refused(http: TestClient, path: str) -> None:
+    answer = http.post(path, json={"morph": DEMAND})
+    assert answer.status_code == 400
+    assert answer.json()["message"].startswith(f"morph has no effect at {path}; send it to ")
+    body = '{"model":  "m"}'
+    assert http.post(path, content=body).json() == {"got": body}
