@@ -4,7 +4,7 @@ SGLang chooses it by the GPU's memory, as large as batches get with the KV cache
 leave there. Once weights have become KV pages, batches are larger: on a 24 GiB card an 8B model
 decodes up to 24 requests in graphs and gets room for four times as many of a thousand tokens, and a
 step without a graph takes about twice as long. Graphs share their memory, so those of larger
-batches cost little: with five levels 0.1 GiB more than SGLang's own.
+batches cost little: up to 96 at four levels 0.18 GiB on an H200, where SGLang's own took 0.07.
 """
 
 from __future__ import annotations
