@@ -9,6 +9,9 @@ from typing import Any
 
 import httpx
 
+GREEDY_TOKENS = 16
+"""Of each of the prompts below; they are sent one after the other, on two cores."""
+
 PROMPTS = [
     "The capital of France is",
     "Once upon a time, in a land far away, there lived a",
@@ -60,7 +63,7 @@ class Client:
             for i in range(first, first + number)
         ]
 
-    def greedy(self, tokens: int = 24, prompts: int = len(PROMPTS)) -> list[list[int]]:
+    def greedy(self, tokens: int = GREEDY_TOKENS, prompts: int = len(PROMPTS)) -> list[list[int]]:
         """Output token ids of the first `prompts` prompts, one request at a time."""
         return [self.generate(prompt, tokens)["output_ids"] for prompt in PROMPTS[:prompts]]
 
