@@ -73,7 +73,7 @@ def test_layer_swap_in_the_normal_loop(serve: Serve, stock: list[list[int]]) -> 
         answer = client.generate(PROMPTS[0], GREEDY_TOKENS, morph=FULL)
         assert answer["output_ids"] == stock[0]
         assert answer["meta_info"]["morph"]["reused_lowered_tokens"] == 0
-        assert client.greedy() == stock
+        assert client.greedy(prompts=8) == stock[:8]
         status = client.status()
         assert status["floors"]["rejected"] == 1 and status["floors"]["running"] == 0
         client.check_alive()
