@@ -8,7 +8,6 @@ the same flags; give `--max-total-tokens` among them, so that their KV caches ar
 
 from __future__ import annotations
 
-import argparse
 import functools
 import shlex
 import statistics
@@ -16,7 +15,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.served import Batch, Parts, equal_requests, send, serving
+from benchmarks.served import (
+    Batch,
+    Parts,
+    elastic_command,
+    equal_requests,
+    send,
+    server_arguments,
+    serving,
+)
 from sglang_morph.demo.provenance import provenance
 
 INPUTS, OUTPUTS = 512, 128
@@ -24,30 +31,24 @@ STOCK = "stock"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--flags", default="", help="flags of all servers")
-    parser.add_argument("--morph-flags", default="", help="more flags of ours")
-    parser.add_argument(
-        "--backend",
-        choices=("layer_swap", "semi_unified"),
-        action="append",
-        help="what is compared with stock; give it again for both (default layer_swap)",
+    parser = server_arguments(
+        __doc__.splitlines()[0],
+        "what is compared with stock; give it again for both",
+        "overhead.json",
     )
     parser.add_argument(
         "--batches",
         default="1:16,64:5,16:5,256:3",
         help="batch sizes and how many turns of each server, SIZE:TURNS, comma-separated",
     )
-    parser.add_argument(
-        "--time-budget", type=float, default=3600.0, help="begin no part after so many s"
-    )
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/overhead.json"))
     arguments = parser.parse_args()
     backends: list[str] = arguments.backend or ["layer_swap"]
     out: Path = arguments.out
     out.parent.mkdir(parents=True, exist_ok=True)
-    commands = _commands(arguments, backends)
+    commands = {
+        STOCK: f"python -m sglang.launch_server --model-path {arguments.model} {arguments.flags}",
+        **{name: elastic_command(arguments, name) for name in backends},
+    }
     command = shlex.join(["python", "-m", "benchmarks.overhead", *sys.argv[1:]])
     results: dict[str, Any] = {
         "origin": provenance(command),
@@ -64,17 +65,6 @@ def main() -> None:
             size, turns = (int(number) for number in pair.split(":"))
             measure = functools.partial(compare, urls, size, turns)
             parts.measure(results["level0"], str(size), measure)
-
-
-def _commands(arguments: argparse.Namespace, backends: list[str]) -> dict[str, str]:
-    common = f"--model-path {arguments.model} {arguments.flags}"
-    commands = {STOCK: f"python -m sglang.launch_server {common}"}
-    for name in backends:
-        commands[name] = (
-            f"python -m sglang_morph.launch_server {common} --memory-backend {name} "
-            f"--morph-policy manual {arguments.morph_flags}"
-        )
-    return commands
 
 
 def compare(urls: dict[str, str], size: int, turns: int) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import shlex
 import signal
 import statistics
@@ -58,6 +59,33 @@ class Served:
     url: str
     ready_s: float
     """From the start of all servers to its first answer."""
+
+
+def server_arguments(description: str, backend_help: str, out: str) -> argparse.ArgumentParser:
+    """What every benchmark of elastic servers asks for; results go to `out` by default."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--flags", default="", help="flags of all servers")
+    parser.add_argument("--morph-flags", default="", help="more flags of ours")
+    parser.add_argument(
+        "--backend",
+        choices=("layer_swap", "semi_unified"),
+        action="append",
+        help=f"{backend_help} (default layer_swap)",
+    )
+    parser.add_argument(
+        "--time-budget", type=float, default=3600.0, help="begin no part after so many s"
+    )
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results") / out)
+    return parser
+
+
+def elastic_command(arguments: argparse.Namespace, backend: str) -> str:
+    """Of a server with `backend` whose level the benchmark sets."""
+    return (
+        f"python -m sglang_morph.launch_server --model-path {arguments.model} {arguments.flags} "
+        f"--memory-backend {backend} --morph-policy manual {arguments.morph_flags}"
+    )
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from typing import Any
 
 from benchmarks.kv_capacity import FP8, graphs_gib, static_fp8
 from benchmarks.level_changes import lowered_speed, measure_changes, measure_levels
-from benchmarks.served import Parts, serving
+from benchmarks.served import Parts, elastic_command, server_arguments, serving
 from benchmarks.upload_rates import RATES, measure_upload_rates
 from sglang_morph.demo.provenance import provenance
 
@@ -28,16 +28,7 @@ PARTS = ("levels", "upload_rates", "changes", "lowered_speed")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--flags", default="", help="flags of all servers")
-    parser.add_argument("--morph-flags", default="", help="more flags of ours")
-    parser.add_argument(
-        "--backend",
-        choices=("layer_swap", "semi_unified"),
-        action="append",
-        help="give it again for both (default layer_swap)",
-    )
+    parser = server_arguments(__doc__.splitlines()[0], "give it again for both", "transitions.json")
     parser.add_argument("--static-fp8", action="store_true", help="begin with a static FP8 server")
     parser.add_argument("--part", choices=PARTS, action="append", help="as often as wanted (all)")
     parser.add_argument("--changes", type=int, default=200, help="random level changes under load")
@@ -49,19 +40,13 @@ def main() -> None:
         help="limits on uploads in GB/s; after them none at all",
     )
     parser.add_argument("--batch", type=int, default=64, help="requests that decode meanwhile")
-    parser.add_argument(
-        "--time-budget", type=float, default=3600.0, help="begin no part after so many s"
-    )
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/transitions.json"))
     arguments = parser.parse_args()
     backends: list[str] = arguments.backend or ["layer_swap"]
     out: Path = arguments.out
     out.parent.mkdir(parents=True, exist_ok=True)
     logs = {name: out.parent / f"{name}.events.jsonl" for name in backends}
     commands = {
-        name: f"python -m sglang_morph.launch_server --model-path {arguments.model} "
-        f"--memory-backend {name} --morph-policy manual --morph-event-log {log} "
-        f"{arguments.flags} {arguments.morph_flags}"
+        name: f"{elastic_command(arguments, name)} --morph-event-log {log}"
         for name, log in logs.items()
     }
     command = shlex.join(["python", "-m", "benchmarks.transitions", *sys.argv[1:]])

@@ -10,6 +10,7 @@ from memory_backends.semi_unified import SemiUnifiedBackend
 from memory_backends.shared_region import UNIT_STEP, check_unit_bytes
 from sglang_morph.bundle import AUTO
 from sglang_morph.controller.eviction_cost import EvictionParameters
+from sglang_morph.controller.limits import is_rate
 from sglang_morph.controller.monitor import check_percentile
 from sglang_morph.controller.policy_options import flag
 from sglang_morph.controller.registry import create_policy
@@ -107,7 +108,7 @@ def _check_halves(options: MorphOptions, device: str) -> None:
 
 def _check_restore_rate(options: MorphOptions) -> None:
     rate = options.restore_gb_per_s
-    if rate is not None and not 0 < rate < math.inf:
+    if rate is not None and not is_rate(rate):
         raise MorphRefusal(
             f"--morph-restore-gb-per-s is {rate}; give more than 0, or leave it out for the "
             "link's full speed"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from patches.apply import PatchError, install
 from sglang_morph.flags import ENVIRONMENT, options_from_text
 from sglang_morph.options import MorphOptions
-from sglang_morph.refusals import MorphRefusal
+from sglang_morph.refusals import REFUSED, MorphRefusal
 
 if TYPE_CHECKING:
     from patches.runtime import SchedulerRuntime
@@ -40,7 +40,7 @@ def load() -> None:
         if not isinstance(error, (MorphRefusal, PatchError)):
             logger.exception("sglang_morph cannot start")
         print(f"sglang_morph: {error}", file=sys.stderr, flush=True)
-        raise SystemExit(2) from error
+        raise SystemExit(REFUSED) from error
 
 
 def _install(text: str) -> None:

@@ -6,8 +6,10 @@ from typing import NoReturn
 
 import typer
 
+from sglang_morph.refusals import REFUSED
+
 
 def refuse(message: str) -> NoReturn:
-    """One line, with cause and remedy, and status 2."""
+    """One line, with cause and remedy, and status `REFUSED`."""
     typer.echo(f"sglang_morph: {message}", err=True)
-    raise typer.Exit(2)
+    raise typer.Exit(REFUSED)

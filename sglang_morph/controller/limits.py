@@ -14,6 +14,11 @@ MOST_PER_MINUTE = 600
 """Highest cap that can be set; that many moves are remembered."""
 
 
+def is_rate(gb_per_s: float) -> bool:
+    """Whether uploads can be limited to it."""
+    return 0 < gb_per_s < math.inf
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """None and False set no limit."""
@@ -41,7 +46,7 @@ class Limits:
                 f"max_transitions_per_minute is {cap}: give 2 (one to lower precision, one to "
                 f"restore it) to {MOST_PER_MINUTE}"
             )
-        if self.restore_gb_per_s is not None and not 0 < self.restore_gb_per_s < math.inf:
+        if self.restore_gb_per_s is not None and not is_rate(self.restore_gb_per_s):
             raise ValueError(
                 f"restore_gb_per_s is {self.restore_gb_per_s}: give more than 0, or none at all"
             )
