@@ -58,7 +58,7 @@ def record_ab(folder: Path, name: str, acceptance: Path) -> None:
     card = card_measures(list(_rows(found)))
     kept = [Row(**asdict(m), **origin, raw=raw) for m in (*compared, *card)]
     for capacity in capacities:
-        measure = capacity_measure(found, capacity)
+        measure = capacity_measure(capacity)
         if measure is not None:
             kept.append(Row(**asdict(measure), **capacity.origin, raw=raw))
     upsert(kept, acceptance)
@@ -94,7 +94,8 @@ def _tries(capacity: Capacity) -> dict:
     tries = [
         {"rate": t.rate, "attainment": t.attainment, "goodput": t.goodput} for t in capacity.tries
     ]
-    return {"arm": capacity.arm, "wanted": capacity.wanted, "tries": tries, **capacity.origin}
+    told = {"workload": capacity.workload, "arm": capacity.arm, "wanted": capacity.wanted}
+    return {**told, "tries": tries, **capacity.origin}
 
 
 def main() -> None:

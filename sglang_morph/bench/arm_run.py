@@ -16,7 +16,7 @@ from sglang_morph.bench.card import Card
 from sglang_morph.bench.measured_server import MeasuredServer
 from sglang_morph.bench.outcome import Outcome
 from sglang_morph.bench.plan import Arm, Plan
-from sglang_morph.bench.record import write_record
+from sglang_morph.bench.record import Record, write_record
 from sglang_morph.bench.routes import make_route
 from sglang_morph.bench.server_control import (
     NotSettled,
@@ -159,13 +159,14 @@ class ArmSession:
             morph["resting_tokens"] = morph_status(url)["capacity_tokens"]
         self.measured.send(self.server.warmup)
 
-    def measure(self, workload: Workload, slo: Slo, folder: Path, progress: Progress) -> None:
-        """Replay from rest, and write the record into `folder`."""
+    def measure(self, workload: Workload, slo: Slo, folder: Path, progress: Progress) -> Record:
+        """Replay from rest; the record is also written into `folder`."""
         self.measured.settle()
         progress.replaying(workload.name, len(workload.requests))
         record = self.measured.measure(workload, slo, self.server.arm.name, progress.finished)
         write_record(folder, workload.name, record)
         self.process.check_alive()
+        return record
 
     def end(self) -> None:
         """Bring it to rest, and compare its weights with what they were."""

@@ -176,6 +176,9 @@ def sweep(
     gpu_memory_gib: Annotated[
         float | None, typer.Option(help="Emulate a GPU of so many GiB, whatever the plan says.")
     ] = None,
+    stop_after: Annotated[
+        float | None, typer.Option(help="Try no more rates after this many s.")
+    ] = None,
 ) -> None:
     """Search the highest rate that each arm sustains within the SLO."""
     from sglang_morph.bench.progress import RunLine
@@ -187,7 +190,8 @@ def sweep(
     signal.signal(signal.SIGTERM, _leave)
     origin = provenance(shlex.join(["sglang-morph", *sys.argv[1:]]))
     with _one_line_errors():
-        sweep_arms(_prepare(plan, None, gpu_memory_gib), output, origin, RunLine)
+        prepared = _prepare(plan, None, gpu_memory_gib)
+        sweep_arms(prepared, output, origin, RunLine, stop_after)
     typer.echo(markdown(capacity_table(read_capacities(output))))
 
 

@@ -32,18 +32,17 @@ def measures(found: Comparison) -> list[Measure]:
     ]
 
 
-def capacity_measure(found: Comparison, capacity: Capacity) -> Measure | None:
+def capacity_measure(capacity: Capacity) -> Measure | None:
     """None where even the lowest rate tried was too much."""
-    sweep = found.plan.sweep
-    if sweep is None or capacity.sustained is None:
+    if capacity.sustained is None:
         return None
-    name = f"ab.{sweep.workload}.{capacity.arm}.capacity_rps"
+    name = f"ab.{capacity.workload}.{capacity.arm}.capacity_rps"
     return Measure(name, round(capacity.sustained, 3), "requests/s")
 
 
 def write_measures(path: Path, found: Comparison, capacities: list[Capacity]) -> None:
     """As JSON, with where they come from."""
-    sustained = [capacity_measure(found, capacity) for capacity in capacities]
+    sustained = [capacity_measure(capacity) for capacity in capacities]
     content = {
         **found.runs[0].report["origin"],
         "measures": [asdict(m) for m in [*measures(found), *sustained] if m is not None],

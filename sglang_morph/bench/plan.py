@@ -102,6 +102,10 @@ class Sweep(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     steps: Count = 6
     attainment: float = 0.9
     """Share of requests that must meet the SLO."""
+    duration_s: Positive | None = None
+    """Window of the trace, instead of the workload's: at low rates a long one takes long."""
+    arms: list[Name] | None = None
+    """None: those that get the workload."""
 
 
 class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -151,6 +155,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             self._check_arms_of(workload)
         if self.sweep and self.sweep.workload not in {w.name for w in self.workloads}:
             raise ValueError(f"the sweep's workload {self.sweep.workload!r} is none of the plan's")
+        if self.sweep:
+            self._check_arm_names("the sweep", self.sweep.arms or [])
         if self.servers == "together" and self.gpu_memory_gib is not None:
             raise ValueError(
                 "servers started together can't size their memory by what is free; leave "
@@ -161,14 +167,17 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         if workload.arms is None:
             return
         what = f"workload {workload.name!r}"
-        if unknown := set(workload.arms) - {arm.name for arm in self.arms}:
-            raise ValueError(f"{what} names {sorted(unknown)[0]!r}, which is none of the arms")
-        if len(set(workload.arms)) < len(workload.arms):
-            raise ValueError(f"{what} names an arm twice")
+        self._check_arm_names(what, workload.arms)
         if self.reference_arm not in workload.arms:
             raise ValueError(
                 f"{what} leaves out {self.reference_arm!r}, which the others are compared with"
             )
+
+    def _check_arm_names(self, what: str, names: Sequence[str]) -> None:
+        if unknown := set(names) - {arm.name for arm in self.arms}:
+            raise ValueError(f"{what} names {sorted(unknown)[0]!r}, which is none of the arms")
+        if len(set(names)) < len(names):
+            raise ValueError(f"{what} names an arm twice")
 
     @property
     def reference_arm(self) -> str:
@@ -186,7 +195,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         return any(w.name == workload and w.arms is not None for w in self.workloads)
 
     def part(self, names: Sequence[str]) -> Plan:
-        """The plan of these workloads alone, and of the arms that get one. Raises `PlanError`."""
+        """These workloads alone, and the arms that get one; no sweep. Raises `PlanError`."""
         if unknown := set(names) - {workload.name for workload in self.workloads}:
             known = ", ".join(workload.name for workload in self.workloads)
             raise PlanError(f"the plan has no workload {sorted(unknown)[0]!r}, but {known}")
@@ -195,7 +204,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             self,
             workloads=[workload for workload in self.workloads if workload.name in names],
             arms=[arm for arm in self.arms if arm.name in needed],
-            sweep=self.sweep if self.sweep and self.sweep.workload in names else None,
+            sweep=None,
         )
 
 

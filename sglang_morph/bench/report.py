@@ -219,10 +219,9 @@ def rate_points(
                 met = sum(found.slo.met(outcome) for outcome in record.outcomes)
                 point = record.row["offered_rate"], met / record.row["duration"]
                 lines.setdefault(arm, []).append(point)
-    if (sweep := found.plan.sweep) is not None:
-        lines = points[traces[sweep.workload]]
-        for capacity in capacities:
-            lines.setdefault(capacity.arm, []).extend((t.rate, t.goodput) for t in capacity.tries)
+    for capacity in capacities:
+        lines = points.setdefault(traces.get(capacity.workload, capacity.workload), {})
+        lines.setdefault(capacity.arm, []).extend((t.rate, t.goodput) for t in capacity.tries)
     return points
 
 
@@ -233,11 +232,13 @@ def _capacity_section(capacities: list[Capacity]) -> str:
 
 def capacity_table(capacities: list[Capacity]) -> tables.Table:
     """The highest rate at which each arm kept the SLO."""
-    rows = [["arm", "capacity (requests/s)", "first rate that failed", "attainment wanted"]]
+    rows = [
+        ["workload", "arm", "capacity (requests/s)", "first rate that failed", "attainment wanted"]
+    ]
     for found in capacities:
         kept = "below the search" if found.sustained is None else f"{found.sustained:.3g}"
         failed = "none tried" if found.failed is None else f"{found.failed:.3g}"
-        rows.append([found.arm, kept, failed, f"{found.wanted:.0%}"])
+        rows.append([found.workload, found.arm, kept, failed, f"{found.wanted:.0%}"])
     return rows if capacities else []
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -21,9 +21,12 @@ class Capacity(msgspec.Struct, frozen=True):
     """What the search found for one arm."""
 
     arm: str
+    workload: str
     wanted: float
     """Attainment to keep."""
     tries: list[Try]
+    over: bool
+    """Whether the search is; it may have been cut off."""
     origin: dict[str, str] = {}
     """Command, commit, date and hardware."""
 
@@ -44,30 +47,23 @@ class Capacity(msgspec.Struct, frozen=True):
         return min((t.rate for t in self.tries if t.attainment < self.wanted), default=None)
 
 
-def search(
-    arm: str,
-    measure: Callable[[float], Try],
-    low: float,
-    high: float,
-    steps: int,
-    wanted: float,
-) -> Capacity:
-    """Bisect between `low` and `high`, by ratio, with at most `steps` calls of `measure`.
+def next_rate(
+    tries: Sequence[Try], low: float, high: float, steps: int, wanted: float
+) -> float | None:
+    """What to try after `tries`; None where the search is over, after at most `steps` of them.
 
-    Tries `low` first and then `high`: the search ends there if the first fails or the second holds.
+    `low` comes first and then `high`: the search ends there if the first fails or the second holds.
+    From then on it bisects by ratio.
     """
-    tries = [measure(low)]
-    if tries[0].attainment >= wanted and steps > 1:
-        tries.append(measure(high))
-        if tries[1].attainment < wanted:
-            while len(tries) < steps:
-                middle = (low * high) ** 0.5
-                tries.append(measure(middle))
-                if tries[-1].attainment >= wanted:
-                    low = middle
-                else:
-                    high = middle
-    return Capacity(arm, wanted, tries)
+    if not tries:
+        return low
+    kept = [t.rate for t in tries if t.attainment >= wanted]
+    missed = [t.rate for t in tries if t.attainment < wanted]
+    if len(tries) >= steps or not kept:
+        return None
+    if not missed:
+        return high if len(tries) == 1 else None
+    return (max(kept) * min(missed)) ** 0.5
 
 
 def write_capacity(folder: Path, capacity: Capacity) -> None:
@@ -76,7 +72,7 @@ def write_capacity(folder: Path, capacity: Capacity) -> None:
 
 
 def read_capacities(output: Path) -> list[Capacity]:
-    """Of all arms whose search is done, by name."""
+    """Of all arms that tried a rate, by name."""
     return [
         msgspec.json.decode(file.read_bytes(), type=Capacity)
         for file in sorted((output / "sweep").glob(f"*/{RESULT}"))

@@ -1,23 +1,29 @@
 """Runs the search for each arm's capacity: one server an arm, flushed between rates.
 
-DIR/sweep/ARM/             log, records of every rate tried, `capacity.json` once done
+Where the plan starts servers together, all arms try a rate before any tries its next, so that a
+search that is cut off is equally fine in all of them.
+
+DIR/sweep/ARM/             log, records of every rate tried, `capacity.json`
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
-from dataclasses import asdict
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
-from sglang_morph.bench.arm_run import ArmServer, Progress
+from sglang_morph.bench.arm_run import RUN_ERRORS, ArmServer, ArmSession, Progress, new_report
 from sglang_morph.bench.comparison_run import Prepared, measured_slo
 from sglang_morph.bench.plan import PlanError, Sweep
-from sglang_morph.bench.record import write_record
-from sglang_morph.bench.sweep import RESULT, Capacity, Try, search, write_capacity
-from sglang_morph.bench.workload import make_workload
+from sglang_morph.bench.statistics import Slo
+from sglang_morph.bench.sweep import Capacity, Try, next_rate, read_capacities, write_capacity
+from sglang_morph.bench.workload import Workload, make_workload
 from sglang_morph.demo.provenance import Provenance
 
 
@@ -26,42 +32,116 @@ def sweep_arms(
     output: Path,
     origin: Provenance,
     make_progress: Callable[[str], Progress],
+    stop_after_s: float | None = None,
 ) -> None:
-    """Search for every arm not done yet. Raises `PlanError`, `ServerFailed`, `NotSettled`."""
-    sweep = prepared.plan.sweep
-    if sweep is None:
-        raise PlanError("the plan has no [sweep]; add one with workload, low and high")
-    for arm in prepared.plan.arms:
-        folder = output / "sweep" / arm.name
-        if not (folder / RESULT).exists():
-            found = _sweep_arm(prepared, sweep, arm.name, output, make_progress(arm.name))
-            write_capacity(folder, msgspec.structs.replace(found, origin=asdict(origin)))
+    """Search for every arm whose search isn't over yet; with `stop_after_s` begin no try later.
 
-
-def _sweep_arm(
-    prepared: Prepared, sweep: Sweep, arm: str, output: Path, progress: Progress
-) -> Capacity:
+    An arm whose server fails is left out, and the error raised once the others are done. Raises
+    `PlanError`, `ServerFailed`, `NotSettled`.
+    """
     plan = prepared.plan
-    folder = output / "sweep" / arm
-    if folder.exists():
-        shutil.rmtree(folder)  # Interrupted: rates tried on two servers don't make one search.
-    folder.mkdir(parents=True)
-    slo = measured_slo(plan, output, prepared.schedule)
-    spec = next(spec for spec in plan.workloads if spec.name == sweep.workload)
-    server = ArmServer(plan, plan.arm(arm), prepared.card, prepared.warmup, folder)
-    with server.running(progress) as (process, measured):
-        server.pin(measured)
-        measured.send(server.warmup)
+    if plan.sweep is None:
+        raise PlanError("the plan has no [sweep]; add one with workload, low and high")
+    deadline = None if stop_after_s is None else time.monotonic() + stop_after_s
+    sweeping = _Sweeping(prepared, plan.sweep, output, origin, make_progress, deadline)
+    over = {capacity.arm for capacity in read_capacities(output) if capacity.over}
+    wanted = plan.sweep.arms or plan.arms_of(plan.sweep.workload)
+    arms = [arm for arm in wanted if arm not in over]
+    for group in [arms] if plan.servers == "together" else [[arm] for arm in arms]:
+        sweeping.search(group)
+    if sweeping.failed:
+        raise sweeping.failed[0]
 
-        def measure(rate: float) -> Try:
-            name = f"{spec.name}@{rate:.3f}"
-            at_rate = msgspec.structs.replace(spec, name=name, rate=rate, factor=None)
-            workload = make_workload(at_rate, prepared.tokens, plan.seed)
-            measured.settle()
-            progress.replaying(name, len(workload.requests))
-            record = measured.measure(workload, slo, arm, progress.finished)
-            write_record(folder, name, record)
-            process.check_alive()
-            return Try(rate, record.row["slo_attainment"], record.row["goodput"])
 
-        return search(arm, measure, sweep.low, sweep.high, sweep.steps, sweep.attainment)
+@dataclass(slots=True)
+class _Search:
+    """One arm's."""
+
+    session: ArmSession
+    folder: Path
+    progress: Progress
+    tries: list[Try] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Sweeping:
+    prepared: Prepared
+    sweep: Sweep
+    output: Path
+    origin: Provenance
+    make_progress: Callable[[str], Progress]
+    deadline: float | None
+    failed: list[Exception] = field(default_factory=list)
+
+    def search(self, arms: Sequence[str]) -> None:
+        """Start the servers of `arms`, and let them try a rate each until all are done."""
+        slo = measured_slo(self.prepared.plan, self.output, self.prepared.schedule)
+        with ExitStack() as stack:
+            began = time.monotonic()
+            searches = [self._started(stack, arm) for arm in arms]
+            searches = [s for s in searches if self._goes_on(partial(self._make_ready, s, began))]
+            while searches:
+                searches = [s for s in searches if self._goes_on(partial(self._step, s, slo))]
+
+    def _goes_on(self, action: Callable[[], bool]) -> bool:
+        """What `action` says, but False where the server fails."""
+        try:
+            return action()
+        except RUN_ERRORS as error:
+            self.failed.append(error)
+            return False
+
+    def _started(self, stack: ExitStack, name: str) -> _Search:
+        folder = self.output / "sweep" / name
+        if folder.exists():
+            shutil.rmtree(folder)  # Rates tried on two servers don't make one search.
+        folder.mkdir(parents=True)
+        plan, prepared = self.prepared.plan, self.prepared
+        server = ArmServer(plan, plan.arm(name), prepared.card, prepared.warmup, folder)
+        process = stack.enter_context(server.process())
+        report = new_report(server, self.origin)
+        session = ArmSession(server, process, server.measured(process), report)
+        return _Search(session, folder, self.make_progress(name))
+
+    def _make_ready(self, search: _Search, began: float) -> bool:
+        left_s = began + self.prepared.plan.start_timeout_s - time.monotonic()
+        search.session.process.wait_ready(max(1.0, left_s), search.progress.starting)
+        search.session.begin()
+        return True
+
+    def _step(self, search: _Search, slo: Slo) -> bool:
+        """Try the next rate; False where there is none, or no time for it."""
+        rate = self._next_rate(search)
+        if rate is None or (self.deadline is not None and time.monotonic() >= self.deadline):
+            return False
+        workload = self._workload(rate)
+        record = search.session.measure(workload, slo, search.folder, search.progress)
+        search.tries.append(Try(rate, record.row["slo_attainment"], record.row["goodput"]))
+        over = self._next_rate(search) is None
+        capacity = Capacity(
+            search.session.server.arm.name,
+            self.sweep.workload,
+            self.sweep.attainment,
+            search.tries,
+            over,
+            asdict(self.origin),
+        )
+        write_capacity(search.folder, capacity)
+        return not over
+
+    def _next_rate(self, search: _Search) -> float | None:
+        sweep = self.sweep
+        return next_rate(search.tries, sweep.low, sweep.high, sweep.steps, sweep.attainment)
+
+    def _workload(self, rate: float) -> Workload:
+        """The plan's workload at `rate`, of the sweep's window where it has one."""
+        plan = self.prepared.plan
+        spec = next(spec for spec in plan.workloads if spec.name == self.sweep.workload)
+        at_rate = msgspec.structs.replace(
+            spec,
+            name=f"{spec.name}@{rate:.3f}",
+            rate=rate,
+            factor=None,
+            duration_s=self.sweep.duration_s or spec.duration_s,
+        )
+        return make_workload(at_rate, self.prepared.tokens, plan.seed)

@@ -163,7 +163,7 @@ class _Together:
         folder = self.folder(turn.run)
         self._attempt(turn.run.arm, partial(session.measure, turn.workload, slo, folder, progress))
 
-    def _attempt(self, arm: str, action: Callable[[], None]) -> None:
+    def _attempt(self, arm: str, action: Callable[[], object]) -> None:
         """Do it and save the reports of the arm's runs; leave the arm out where it fails."""
         session = self._sessions[arm]
         try:

@@ -69,7 +69,9 @@ def folder(tmp_path: Path) -> Path:
         (run / RUN).write_bytes(orjson.dumps(report))
         (run / DONE).touch()
     sweep = dict(ORIGIN, command="sglang-morph bench sweep --plan plan.toml --output runs")
-    write_capacity(root / "sweep" / "fast", Capacity("fast", 0.9, [Try(2.0, 1.0, 2.0)], sweep))
+    write_capacity(
+        root / "sweep" / "fast", Capacity("fast", "code", 0.9, [Try(2.0, 1.0, 2.0)], True, sweep)
+    )
     return root
 
 

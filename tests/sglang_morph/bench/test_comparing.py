@@ -17,7 +17,7 @@ from sglang_morph.bench.outcome import Outcome
 from sglang_morph.bench.results import ArmRun
 from sglang_morph.bench.routes import make_route
 from sglang_morph.bench.server_control import memory_of
-from sglang_morph.bench.sweep import Try, search
+from sglang_morph.bench.sweep import Capacity, Try, next_rate
 
 
 def test_medians_with_intervals():
@@ -103,13 +103,10 @@ def test_quality_is_weighted_by_tokens_and_unknown_where_a_level_has_none():
 
 
 def capacity_of(limit, low=1.0, high=16.0, steps=8):
-    tried = []
-
-    def measure(rate):
-        tried.append(rate)
-        return Try(rate, 1.0 if rate <= limit else 0.5, rate)
-
-    return search("arm", measure, low, high, steps, wanted=0.9), tried
+    tries = []
+    while (rate := next_rate(tries, low, high, steps, wanted=0.9)) is not None:
+        tries.append(Try(rate, 1.0 if rate <= limit else 0.5, rate))
+    return Capacity("arm", "code", 0.9, tries, over=True), [t.rate for t in tries]
 
 
 def test_bisection_finds_the_saturation_point():
@@ -124,6 +121,7 @@ def test_the_search_ends_where_there_is_nothing_to_find():
     assert found.sustained is None and tried == [1.0]
     found, tried = capacity_of(limit=100.0)
     assert found.sustained == 16.0 and found.failed is None and tried == [1.0, 16.0]
+    assert capacity_of(limit=5.0, steps=1)[1] == [1.0]
 
 
 def run_with(memory):

@@ -199,10 +199,12 @@ def test_the_report_has_everything_in_one_file(done, plan):
 
 def test_numbers_to_keep_have_names_by_workload_and_arm(done):
     found = load_comparison(done)
-    capacity = Capacity("dummy", 0.9, [Try(2.0, 1.0, 2.0), Try(8.0, 0.5, 4.0)])
-    kept = {m.name: m.value for m in [*measures(found), capacity_measure(found, capacity)]}
+    capacity = Capacity("dummy", "burst", 0.9, [Try(2.0, 1.0, 2.0), Try(8.0, 0.5, 4.0)], over=True)
+    kept = {m.name: m.value for m in [*measures(found), capacity_measure(capacity)]}
     assert kept["ab.burst.dummy.capacity_rps"] == 2.0
-    assert capacity_measure(found, Capacity("dummy", 0.9, [Try(2.0, 0.0, 0.0)])) is None
+    assert (
+        capacity_measure(Capacity("dummy", "burst", 0.9, [Try(2.0, 0.0, 0.0)], over=True)) is None
+    )
     assert kept["ab.burst.static.full_precision_token_share"] == 1.0
     assert kept["ab.burst.morph.full_precision_token_share"] < 1
     assert {"ab.burst.static.p95_ttft_s", "ab.burst.morph.slo_attainment"} <= kept.keys()

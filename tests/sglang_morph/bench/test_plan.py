@@ -1,6 +1,7 @@
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from sglang_morph.bench.card import Card, CardError
@@ -55,7 +56,7 @@ def test_a_part_keeps_the_workloads_named_and_the_arms_that_get_one(tmp_path):
     part = plan.part(["w"])
     assert [w.name for w in part.workloads] == ["w"]
     assert [arm.name for arm in part.arms] == ["static"] and part.sweep is None
-    assert plan.part(["w", "v"]) == plan
+    assert plan.part(["w", "v"]) == msgspec.structs.replace(plan, sweep=None)
     with pytest.raises(PlanError, match="no workload 'u', but w, v"):
         plan.part(["u"])
 
@@ -81,6 +82,12 @@ def test_a_part_keeps_the_workloads_named_and_the_arms_that_get_one(tmp_path):
 def test_a_plan_that_makes_no_sense_is_refused(tmp_path, old, new, reason):
     with pytest.raises(PlanError, match=reason):
         read_plan(write(tmp_path, MINIMAL.replace(old, new, 1)))
+
+
+def test_the_arms_of_a_sweep_must_be_the_plans(tmp_path):
+    sweep = '[sweep]\nworkload = "w"\nlow = 1\nhigh = 2\narms = ["static", "x"]\n'
+    with pytest.raises(PlanError, match="the sweep names 'x', which is none of the arms"):
+        read_plan(write(tmp_path, MINIMAL + sweep))
 
 
 def test_a_missing_plan_is_refused():

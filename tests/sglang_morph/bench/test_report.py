@@ -68,12 +68,14 @@ def test_arms_with_unequal_memory_are_warned_of(kv_gib: float, warned: bool) -> 
 
 
 def test_goodput_is_by_trace_with_the_rates_of_the_sweep() -> None:
-    capacity = Capacity("two", 0.9, [Try(7.0, 0.5, 3.5)])
-    points = rate_points(comparison(), [capacity])
+    tried = [Try(7.0, 0.5, 3.5)]
+    elsewhere = Capacity("one", "not compared", 0.9, tried, over=False)
+    points = rate_points(comparison(), [Capacity("two", "slow", 0.9, tried, over=True), elsewhere])
     # One of two requests met the SLO, in 4 s.
     assert points["a.csv"]["one"] == [(1.0, 0.25), (4.0, 0.0)]
     assert points["a.csv"]["two"] == [(1.0, 0.25), (4.0, 0.0), (7.0, 3.5)]
     assert points["b.csv"] == {"one": [(2.0, 0.25)], "two": [(2.0, 0.25)]}
+    assert points["not compared"] == {"one": [(7.0, 3.5)]}
 
 
 def test_pressure_is_that_of_requests_until_the_last_answer() -> None:

@@ -1,5 +1,6 @@
 """Arms whose servers run at once and take turns, with stubs for servers."""
 
+import json
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from sglang_morph.bench.plan import Arm, Plan, PlannedWorkload
 from sglang_morph.bench.report import notes
 from sglang_morph.bench.results import load_comparison
 from sglang_morph.bench.schedule import make_schedule
+from sglang_morph.bench.sweep import read_capacities
 from sglang_morph.bench.tables import arms_table
 from sglang_morph.bench.together_run import turns
 from sglang_morph.bench.workload import Workload
@@ -51,6 +53,14 @@ command = "{stub} --no-such-flag"
 [[arms]]
 name = "morph"
 command = "{stub} --slots 2 --memory-backend layer_swap"
+
+[sweep]
+workload = "first"
+low = 40.0
+high = 400.0
+steps = 3
+duration_s = 0.28
+arms = ["static", "broken", "morph"]
 
 [[workloads]]
 name = "first"
@@ -169,6 +179,29 @@ def test_a_comparison_cut_off_shows_what_it_has_and_goes_on(plan: Path, tmp_path
     assert len(list((tmp_path / "servers").iterdir())) == 6, "each start keeps its own log"
     assert bench("report", tmp_path)[0] == 0
     assert "took turns" in (tmp_path / "report.md").read_text()
+
+
+def test_a_search_that_is_cut_off_has_as_many_tries_of_every_arm(
+    plan: Path, tmp_path: Path
+) -> None:
+    status, text = bench("sweep", "--plan", plan, "--output", tmp_path, "--stop-after", 0)
+    assert status == 2 and "no-such-flag" in text and not read_capacities(tmp_path)
+
+    status, text = bench("sweep", "--plan", plan, "--output", tmp_path)
+    assert status == 2 and "no-such-flag" in text, "the others are done before it is told"
+    found = {capacity.arm: capacity for capacity in read_capacities(tmp_path)}
+    assert set(found) == {"static", "morph"} and all(c.over for c in found.values())
+    assert found["static"].tries[0].rate == 40.0 and found["static"].workload == "first"
+    tried = [path.stat().st_mtime for path in sorted(tmp_path.glob("sweep/*/first@40.000.jsonl"))]
+    later = [path.stat().st_mtime for path in tmp_path.glob("sweep/*/first@400.000.jsonl")]
+    assert len(tried) == 2 and all(max(tried) < at for at in later)
+    lines = (tmp_path / "sweep" / "morph" / "first@40.000.jsonl").read_text()
+    assert json.loads(lines)["requests"] == 6, "the window is the sweep's"
+
+    before = [path.stat().st_mtime_ns for path in tmp_path.glob("sweep/*/capacity.json")]
+    assert bench("sweep", "--plan", plan, "--output", tmp_path)[0] == 2
+    after = [path.stat().st_mtime_ns for path in tmp_path.glob("sweep/*/capacity.json")]
+    assert before == after, "a search that is over is not repeated"
 
 
 def test_slots_and_an_emulated_card_are_refused(plan: Path, tmp_path: Path) -> None:
