@@ -3,10 +3,12 @@ import pytest
 from benchmarks.readme_table import (
     BEGIN,
     BEGIN_GPU,
+    BEGIN_OTHER,
     BENCHMARKS,
     END,
     README,
     gpu_table,
+    other_table,
     results_section,
     write_section,
 )
@@ -25,22 +27,38 @@ ROWS = [
 ]
 
 
-def test_demo_rows_are_compared_side_by_side_and_the_rest_is_listed():
+def test_demo_rows_are_compared_side_by_side():
     lines = results_section(ROWS).splitlines()
     assert "|  | static | layer_swap |" in lines
     assert "| requests completed | 42 | 42 |" in lines
     assert "| KV capacity, lowest / peak (tokens) |  | 1,280 / 7,000 |" in lines
     assert "| weights identical afterwards |  | yes |" in lines
     assert not any(line.startswith("| retractions") for line in lines)
-    assert "| ci/time | 200 s | < 2 | yes | `.ci/run` | a CPU |" in lines
     assert any("`make demo`" in line and "abc123" in line for line in lines)
 
 
 def test_comparisons_have_a_line_for_each_trace_and_arm():
-    lines = results_section(ROWS).splitlines()
-    assert "| code | static | 12.5 | 0.5 |  |  |  |  |" in lines
-    assert "| code | swap | 6.0 |  |  |  |  |  |" in lines
+    faster = row("ab.code.swap.capacity_rps", 4.2, bar="", hardware="a GPU, 8 cores")
+    lines = results_section([*ROWS, faster]).splitlines()
+    assert "| code | static | 12.50 | 50.0% |  |  |  |  |" in lines
+    assert "| code | swap | 6.00 |  |  |  |  |  |" in lines
+    assert lines.index("**a CPU**") < lines.index("**a GPU**")
+    assert lines.index("**a GPU**") < lines.index("| code | swap |  |  |  |  |  | 4.2 |")
     assert not any(line.startswith("| ab.") for line in lines)
+
+
+def test_the_readme_lists_the_numbers_that_miss_their_bar_and_no_other():
+    text = results_section([*ROWS, row("policy.tick", 3.0, holds=False)])
+    assert "6 of 7 numbers that have a bar meet it" in text
+    assert "| policy.tick | 3.0 s | < 2 | no | `make demo` | a CPU |" in text
+    assert "ci/time" not in text and "Missed" not in results_section(ROWS)
+
+
+def test_numbers_that_no_other_table_has_are_listed():
+    rows = [*ROWS, row("layer_swap.start_ratio", 1.7)]
+    lines = other_table(rows).splitlines()
+    assert lines[2:] == ["| ci/time | 200 s | < 2 | yes | `.ci/run` | a CPU |"]
+    assert other_table([]) == ""
 
 
 def test_what_backends_cost_on_a_gpu_is_told_with_the_misses():
@@ -80,4 +98,4 @@ def test_a_readme_without_markers_is_left_alone(tmp_path):
 @pytest.mark.parametrize("file", [README, BENCHMARKS])
 def test_the_project_s_files_have_the_markers(file):
     assert BEGIN in file.read_text() and END in file.read_text()
-    assert file != BENCHMARKS or BEGIN_GPU in file.read_text()
+    assert file != BENCHMARKS or all(m in file.read_text() for m in (BEGIN_GPU, BEGIN_OTHER))
