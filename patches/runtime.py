@@ -48,6 +48,9 @@ class SchedulerRuntime(Protocol):
     def may_sleep(self) -> bool:
         """Whether an idle scheduler may sleep now, so that no step follows for a second."""
 
+    def take_in(self, handle: Callable[[], Any], request: Any) -> Any:
+        """A request has arrived; `handle` checks it against the limits and queues it."""
+
     def request_queued(self, req: Any, is_retracted: bool) -> None:
         """A request entered the waiting queue, for the first time or after a retraction."""
 

@@ -19,7 +19,7 @@ from memory_backends.kv_pool import ElasticMHATokenToKVPool, page_bytes
 from memory_backends.token_pool import ElasticTokenToKVPoolAllocator
 from sglang_morph.bundle.serving import source_for
 from sglang_morph.bundle.source import BundleSource
-from sglang_morph.controller.capacity import publish_capacity
+from sglang_morph.controller.capacity import bound_prefill_batches, publish_capacity
 from sglang_morph.controller.changes import EventsQuery, convert
 from sglang_morph.controller.controller import Controller
 from sglang_morph.controller.eviction_cost import EvictionCost, EvictionParameters
@@ -29,6 +29,7 @@ from sglang_morph.controller.monitor import Monitor
 from sglang_morph.controller.operator import Operator
 from sglang_morph.controller.prefixes import keep_chunk
 from sglang_morph.controller.registry import create_policy
+from sglang_morph.controller.request_lengths import RequestLengths
 from sglang_morph.controller.requests import Requests
 from sglang_morph.controller.scheduler_view import growth_reserve, page_tables
 from sglang_morph.cuda_graphs import level_graph_runner
@@ -177,6 +178,7 @@ class MorphRuntime:
             reserve=functools.partial(growth_reserve, scheduler),
         )
         publish_capacity(scheduler, self._allocator.size)  # an SGLang without a holder fails here
+        bound_prefill_batches(scheduler, self._allocator.base_size)
         event_log = EventLog(self._options.event_log, self._options.sample_interval_s)
         event_log.start(
             self._options,
@@ -211,6 +213,7 @@ class MorphRuntime:
             event_log,
             RequestMetrics.create(reporter.enable_metrics, labels),
         )
+        self._lengths = RequestLengths(scheduler, executor.level_pages, self._requests.reach)
         logger.info(
             "Memory backend %s: %d base tokens; %s",
             self._options.memory_backend,
@@ -227,6 +230,10 @@ class MorphRuntime:
 
     def may_sleep(self) -> bool:
         return not self._controller.executor.restoring
+
+    def take_in(self, handle: Callable[[], Any], request: Any) -> Any:
+        with self._lengths.taking_in(request):
+            return handle()
 
     def request_queued(self, req: Any, is_retracted: bool) -> None:
         self._controller.counts.queued(req, is_retracted)

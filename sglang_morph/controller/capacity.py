@@ -1,9 +1,8 @@
 """Bring SGLang's own copies of the KV capacity up to date after pages were lent or withdrawn.
 
 SGLang copies `max_total_num_tokens` by value when it starts. Four objects compare or report
-against the live number and are updated here. The scheduler's own copy, and with it every limit
-per request, stays at base capacity: a request admitted while pages are lent must still be
-servable when they are gone.
+against the live number and are updated here. The scheduler's own copy, and with it the limits per
+request, stays at base capacity but for long prompts (`request_lengths`).
 """
 
 from __future__ import annotations
@@ -30,3 +29,13 @@ def publish_capacity(scheduler: Scheduler, pages: int) -> None:
     if reporter.enable_metrics:
         collector = reporter.metrics_collector
         collector._log_gauge(collector.max_total_num_tokens, pages)
+
+
+def bound_prefill_batches(scheduler: Scheduler, base_pages: int) -> None:
+    """Without chunks nothing but the KV cache bounds a batch of prompts below `max_prefill_tokens`.
+
+    SGLang makes its input buffers as long as the KV cache is at start; lent pages must not let a
+    batch outgrow them.
+    """
+    if scheduler.chunked_prefill_size is None:
+        scheduler.max_prefill_tokens = min(scheduler.max_prefill_tokens, base_pages)

@@ -11,7 +11,9 @@ from sglang_morph.controller.eviction_cost import EvictionCost
 from sglang_morph.controller.executor import Executor
 from sglang_morph.controller.floors import Floors
 from sglang_morph.controller.limits import LimitGuard, Limits
+from sglang_morph.controller.manual import ManualPolicy
 from sglang_morph.controller.monitor import Monitor
+from sglang_morph.controller.needs import Needs
 from sglang_morph.controller.outcome import Outcome
 from sglang_morph.controller.policy import Decision, Policy
 from sglang_morph.controller.request_counts import RequestCounts
@@ -54,6 +56,7 @@ class Controller:
         self.counts = RequestCounts(monitor, eviction.reuse)
         self.limits = LimitGuard(len(executor.level_pages) - 1)
         self.floors = Floors(self.limits.top_level)
+        self.needs = Needs(executor.level_pages)
         self.obstacle: str | None = None
         """Why the transition wanted last has not happened."""
         self.revision = 0
@@ -111,6 +114,22 @@ class Controller:
         if self._metrics:
             self._metrics.retraction_avoided()
         return True
+
+    @property
+    def reach(self) -> int:
+        """The deepest level that a request which has just arrived may count on."""
+        if isinstance(self.policy, ManualPolicy):
+            return self.executor.target_level
+        return min(self.policy.max_level, self.limits.highest)
+
+    def may_lower_now(self, level: int) -> bool:
+        """Whether precision may fall to `level` for a request that needs its pages."""
+        now = self.executor.level
+        return (
+            self.policy.relieves
+            and level <= min(self.policy.max_level, self.limits.highest)
+            and self.limits.obstacle(now, level, time.perf_counter()) is None
+        )
 
     def replace_policy(self, policy: Policy) -> None:
         """`policy` decides from the next reading on, and begins with its dwell."""
@@ -172,12 +191,18 @@ class Controller:
         """`decision` within what requests demand and the operator allows, and what hinders it.
 
         The operator may keep a waiting request waiting, but not break a promise to a running one.
+        Where a waiting one wants precision and another pages, who runs decides.
         """
-        decision, demanded = self.floors.bound(decision, signals.level)
-        decision, limited = self.limits.bound(decision, signals.level, signals.now)
-        if not self.floors.permit(decision, signals.level):
+        level = signals.level
+        decision, demanded = self.floors.bound(decision, level)
+        highest = self._highest_level if self.policy.relieves else level
+        decision, needed = self.needs.bound(decision, level, highest)
+        decision, limited = self.limits.bound(decision, level, signals.now)
+        if not self.floors.permit(decision, level):
             return None, "a running request does not allow what the limits ask for"
-        return decision, limited or demanded
+        if not self.needs.permit(decision, level):
+            return None, "a running request is too long for the level that is asked for"
+        return decision, limited or needed or demanded
 
     def _spare_prefixes(self, signals: Signals) -> Decision | None:
         """Lower precision where that costs less than the prefixes SGLang would evict next."""

@@ -37,7 +37,9 @@ class Requests:
         """`levels`: each level's variants, one a layer."""
         executor = controller.executor
         self._executor = executor
+        self._controller = controller
         self._floors = controller.floors
+        self._needs = controller.needs
         self._floor_policy = options.floor_policy
         self._log = event_log
         self._metrics = metrics
@@ -45,14 +47,21 @@ class Requests:
         self._admission = Admission(
             options.floor_policy,
             controller.floors,
+            controller.needs,
             executor,
             levels,
             scheduler,
             may_return=controller.limits.allow_return,
+            may_lower=controller.may_lower_now,
             note=self._note,
         )
         self._exposure = RequestExposure(lambda: executor.level, pages, allocator, self._ended)
         self._prefixes = create_prefix_policy(options.prefix_policy, scheduler, executor, pages)
+
+    def reach(self, request: Any) -> int:
+        """The deepest level that a `TokenizedGenerateReqInput` may count on."""
+        floor = self._admission.floor_of(request.sampling_params)
+        return self._controller.reach if floor is None else min(self._controller.reach, floor)
 
     def queued(self, req: Any) -> None:
         """`req` entered the waiting queue, for the first time or after a retraction."""
@@ -89,6 +98,7 @@ class Requests:
                 "running": self._floors.running_requests,
                 "ceiling": self._floors.ceiling,
             },
+            "needs": {"running": self._needs.running_requests, "lowest": self._needs.running},
             "exposure": self._exposure.totals(),
             "prefixes": self._prefixes.status(),
         }

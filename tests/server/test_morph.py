@@ -130,14 +130,26 @@ def test_a_flush_while_pages_are_lent_hands_out_no_weights(elastic: Client) -> N
 
 
 @both_backends
-def test_limits_per_request_stay_at_base_capacity(elastic: Client) -> None:
-    """Admitted, it could not be served any more once the lent pages are gone."""
-    status = elastic.go_to(elastic.top_level)
-    prompt = [10] * (BASE_TOKENS + 100)
-    assert len(prompt) < status["capacity_tokens"]
-    answer = elastic.http.post("/generate", json={"input_ids": prompt})
+def test_a_prompt_may_be_as_long_as_the_operators_level_has_room(elastic: Client) -> None:
+    """And the level stays until it is done: without lent pages it could not be served."""
+    prompt = [10 + number % 900 for number in range(BASE_TOKENS + 100)]
+    sampling = {"max_new_tokens": 16, "ignore_eos": True}
+    body = {"input_ids": prompt, "sampling_params": sampling}
+    answer = elastic.http.post("/generate", json=body)
     assert answer.status_code == httpx.codes.BAD_REQUEST
-    assert "maximum" in answer.text or "exceed" in answer.text
+    assert "exceeds the maximum allowed length" in answer.text
+
+    top = elastic.top_level
+    assert elastic.go_to(top)["capacity_tokens"] > len(prompt)
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(elastic.http.post, "/generate", json=body)
+        _wait(lambda: elastic.status()["needs"]["running"] == 1)
+        change = elastic.http.post("/morph/level", json={"level": 0}).json()
+        assert change["result"] == "deferred" and "too long" in change["reason"]
+        told = answer.result().raise_for_status().json()["meta_info"]
+    assert told["completion_tokens"] == 16
+    assert set(told["morph"]["generated_tokens"]) == {str(top)}
+    elastic.wait_level(0)
 
 
 def test_a_level_that_does_not_exist_is_refused(elastic: Client) -> None:

@@ -15,6 +15,7 @@ from sglang.srt.managers.schedule_policy import AddReqResult
 
 from sglang_morph.controller.admission import Admission
 from sglang_morph.controller.floors import Floors
+from sglang_morph.controller.needs import Needs
 from sglang_morph.controller.policy import Decision
 from sglang_morph.options import FLOOR_POLICIES
 
@@ -23,6 +24,7 @@ FLOOR_OF = {"full": 0, "fp8": 2, "int8": 2, "int4": 3}
 TOP = len(LEVELS) - 1
 ROOM = (2, 3, 4, 6)
 """Requests that fit at each level."""
+PAGES = (20, 30, 40, 60)
 
 
 class Req(SimpleNamespace):
@@ -30,17 +32,19 @@ class Req(SimpleNamespace):
 
     numbers = count()
 
-    def __init__(self, wanted: str | None = None, steps: int = 3) -> None:
+    def __init__(self, wanted: str | None = None, steps: int = 3, tokens: int = 1) -> None:
         custom = None if wanted is None else {"morph": {"min_precision": wanted}}
         super().__init__(
             rid=str(next(self.numbers)),
-            sampling_params=SimpleNamespace(custom_params=custom),
+            sampling_params=SimpleNamespace(custom_params=custom, max_new_tokens=1),
+            origin_input_ids=range(tokens),
             to_finish=None,
             retracted_stain=False,
             time_stats=SimpleNamespace(trace_ctx=SimpleNamespace(abort=lambda **_: None)),
             steps=steps,
         )
         self.allows = TOP if wanted is None else FLOOR_OF[wanted]
+        self.needs = next(k for k, pages in enumerate(PAGES) if pages >= tokens + 3)
 
     def __eq__(self, other: object) -> bool:
         return self is other
@@ -55,22 +59,25 @@ class Scheduler:
     policy: str
     level: int = 0
     may_return: bool = True
+    may_lower: bool = True
     waiting_queue: list[Req] = field(default_factory=list)
     running: list[Req] = field(default_factory=list)
     sent: list[AbortReq] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.floors = Floors(TOP)
+        self.floors, self.needs = Floors(TOP), Needs(PAGES)
         to_tokenizer = SimpleNamespace(send_output=lambda output, req: self.sent.append(output))
         self.ipc_channels = SimpleNamespace(send_to_tokenizer=to_tokenizer)
         self.admission = Admission(
             self.policy,
             self.floors,
+            self.needs,
             self,
             LEVELS,
             self,
             may_return=lambda level: self.may_return,
+            may_lower=lambda level: self.may_lower,
             note=lambda result, wanted, floor: self.notes.append(result),
         )
 
@@ -87,7 +94,11 @@ class Scheduler:
         self.admission.begin_step()
         decision = Decision(wanted, "pressure") if wanted != self.level else None
         decision, _ = self.floors.bound(decision, self.level)
+        highest = self.floors.running if self.may_lower else self.level
+        decision, _ = self.needs.bound(decision, self.level, highest)
         assert self.floors.permit(decision, self.level)
+        if not self.needs.permit(decision, self.level):
+            decision = None
         if decision and (decision.target > self.level or self.fits(decision.target)):
             self.level = decision.target
         self.plan()
@@ -127,6 +138,8 @@ class Scheduler:
             self.queue(req)
 
     def check(self) -> None:
+        assert self.needs.running_requests == sum(req.needs > 0 for req in self.running)
+        assert all(self.level >= req.needs for req in self.running)
         demanding = [req for req in self.running if req.allows < TOP]
         if self.policy == "ignore":
             assert self.floors.running_requests == 0
@@ -138,6 +151,7 @@ class Scheduler:
 demands = st.sampled_from([None, None, "full", "fp8", "int8", "int4"])
 ACTIONS = st.one_of(
     st.tuples(st.just("queue"), demands, st.integers(1, 4)),
+    st.tuples(st.just("queue long"), demands, st.integers(1, PAGES[TOP] - 3)),
     st.tuples(st.just("step"), st.none(), st.integers(0, TOP)),
     st.tuples(st.just("step"), st.none(), st.integers(0, TOP)),
     st.tuples(st.sampled_from(["abort", "retract"]), st.none(), st.integers(0, 9)),
@@ -153,6 +167,10 @@ def test_no_running_request_is_below_its_floor_and_all_requests_end(
     for action, wanted, number in actions:
         if action == "queue":
             scheduler.queue(Req(wanted, number))
+        elif action == "queue long":
+            req = Req(wanted, tokens=number)
+            if policy == "ignore" or req.needs <= req.allows:  # others are refused as they arrive
+                scheduler.queue(req)
         elif action == "step":
             scheduler.step(number)
         elif action == "abort" and scheduler.waiting_queue:
@@ -162,7 +180,7 @@ def test_no_running_request_is_below_its_floor_and_all_requests_end(
     for _ in range(500):  # pressure without end
         scheduler.step(TOP)
     assert not scheduler.waiting_queue and not scheduler.running
-    assert scheduler.floors.running_requests == 0
+    assert scheduler.floors.running_requests == scheduler.needs.running == 0
     assert scheduler.floors.ceiling == TOP
     assert scheduler.level == TOP
 
@@ -252,3 +270,40 @@ def test_a_request_that_is_refused_by_sglang_waits_for_nothing() -> None:
     scheduler.plan()
     assert scheduler.running == [req]
     assert scheduler.floors.running_requests == 0
+
+
+def test_precision_falls_for_a_long_request_and_stays_low_until_it_ends() -> None:
+    scheduler = Scheduler("hold")
+    long, short = Req(tokens=35, steps=4), Req(steps=9)
+    scheduler.queue(long)
+    scheduler.queue(short)
+    scheduler.step(0)
+    assert scheduler.level == 0 and not scheduler.running, "nobody overtakes it"
+    scheduler.step(0)
+    assert scheduler.level == long.needs == 2 and scheduler.running == [long, short]
+    for _ in range(3):
+        assert scheduler.level == 2
+        scheduler.step(0)
+    assert long not in scheduler.running
+    scheduler.step(0)
+    assert scheduler.level == 0
+
+
+def test_a_long_request_that_the_operator_keeps_waiting_holds_up_nobody_else() -> None:
+    scheduler = Scheduler("hold", may_lower=False)
+    long, short = Req(tokens=35), Req(steps=1)
+    scheduler.queue(long)
+    scheduler.queue(short)
+    scheduler.step(0)
+    assert scheduler.waiting_queue == [long] and not scheduler.running
+    scheduler.may_lower = True
+    for _ in range(2):
+        scheduler.step(0)
+    assert scheduler.running == [long]
+
+
+def test_the_floor_of_a_request_is_known_before_it_is_queued() -> None:
+    params = Req("int8").sampling_params
+    assert Scheduler("hold").admission.floor_of(params) == FLOOR_OF["int8"]
+    assert Scheduler("ignore").admission.floor_of(params) is None
+    assert Scheduler("hold").admission.floor_of(Req("int4").sampling_params) is None
