@@ -62,7 +62,7 @@ class Admission:
         """`req` entered the queue, for the first time or after a retraction."""
         if req.to_finish is not None:
             return
-        longest = len(req.origin_input_ids) + req.sampling_params.max_new_tokens
+        longest = len(req.origin_input_ids) + (req.sampling_params.max_new_tokens or 0)
         if need := self._needs.level_for(longest + _KEPT_FREE):
             req.morph_need = need
         demand = self._demand(req.sampling_params)

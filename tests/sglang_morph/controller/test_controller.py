@@ -106,6 +106,49 @@ def test_limits_bind_an_emergency(system: SmallSystem) -> None:
     assert system.executor.level == 1
 
 
+def settle(acting: Controller) -> int:
+    """The level once nothing is under way."""
+    acting.act_on_change()
+    while acting.executor.restoring:
+        acting.tick()
+    return acting.executor.level
+
+
+def test_a_request_may_count_on_what_policy_and_limits_allow(system: SmallSystem) -> None:
+    acting = controller(system, ThresholdPolicy)
+    assert acting.reach == system.top_level and acting.may_lower_now(system.top_level)
+    acting.limits.limits = Limits(highest_level=1)
+    assert acting.reach == 1 and acting.may_lower_now(1) and not acting.may_lower_now(2)
+    acting.limits.limits = Limits(hold=True)
+    assert not acting.may_lower_now(1)
+    by_hand = controller(system, ManualPolicy)
+    assert by_hand.reach == system.executor.level == 0 and not by_hand.may_lower_now(1)
+
+
+def test_precision_falls_for_a_long_request_and_nobody_takes_its_pages(
+    system: SmallSystem,
+) -> None:
+    acting = controller(system, ThresholdPolicy)
+    acting.needs.expect(2)
+    assert settle(acting) == 2
+    acting.needs.admit(2)
+    acting.needs.expect(0)
+    acting.limits.limits = Limits(highest_level=0)
+    assert settle(acting) == 2
+    assert "too long" in acting.status()["obstacle"]
+    acting.needs.release(2)
+    assert settle(acting) == 0
+
+
+def test_a_long_request_waits_for_those_that_demand_precision(system: SmallSystem) -> None:
+    acting = controller(system, ThresholdPolicy)
+    acting.floors.admit(0)
+    acting.needs.expect(1)
+    assert settle(acting) == 0
+    acting.floors.release(0)
+    assert settle(acting) == 1
+
+
 def prefixes_at_stake(system: SmallSystem, policy: type[Policy], reused: int) -> Controller:
     """18 of 24 pages in use, 5 cached, a prompt of 4 waits; so much of 1,000 tokens is reused."""
     req = system.admit([7] * 5)
