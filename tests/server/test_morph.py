@@ -129,7 +129,6 @@ def test_a_flush_while_pages_are_lent_hands_out_no_weights(elastic: Client) -> N
     assert latest["free_pages"] + latest["evictable_pages"] == status["capacity_tokens"]
 
 
-@both_backends
 def test_a_prompt_may_be_as_long_as_the_operators_level_has_room(elastic: Client) -> None:
     """And one with room for it stays until it is done."""
     prompt = [10 + number % 900 for number in range(BASE_TOKENS + 100)]

@@ -214,7 +214,11 @@ def test_slots_and_an_emulated_card_are_refused(plan: Path, tmp_path: Path) -> N
 def test_ending_it_in_a_turn_ends_the_servers_and_leaves_no_half_turn(
     plan: Path, tmp_path: Path
 ) -> None:
-    command = [sys.executable, "-m", "sglang_morph.cli", "bench", "ab", "--plan", str(plan)]
+    slow = plan.with_name("slow.toml")  # first arrivals last 3 s, so that it is ended among them
+    slow.write_text(
+        plan.read_text().replace("token_factor = 0.1", "token_factor = 0.1\nfactor = 0.2")
+    )
+    command = [sys.executable, "-m", "sglang_morph.cli", "bench", "ab", "--plan", str(slow)]
     process = subprocess.Popen([*command, "--output", str(tmp_path)], stdout=subprocess.PIPE)
     assert process.stdout is not None
     for line in process.stdout:
