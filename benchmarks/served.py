@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import signal
 import statistics
 import sys
 import time
@@ -19,6 +18,7 @@ from typing import Any
 import httpx
 import orjson
 
+from sglang_morph.bench.ending import end_on_sigterm
 from sglang_morph.bench.outcome import Outcome
 from sglang_morph.bench.replay import replay, run_loop
 from sglang_morph.bench.routes import make_route
@@ -95,7 +95,7 @@ def serving(commands: Mapping[str, str], logs: Path) -> Iterator[dict[str, Serve
     Says of the others why they didn't. Raises `ServerFailed` where none did. SIGTERM ends this
     process as Ctrl-C does, so that no server outlives it.
     """
-    signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
+    end_on_sigterm()
     with ExitStack() as stack:
         began = time.monotonic()
         servers = {

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import shlex
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
@@ -149,10 +147,11 @@ def ab(
     Exit status 0: all runs asked for are done; 3: runs are left, call again; 2: it could not run.
     """
     from sglang_morph.bench.comparison_run import carry_out, open_folder, pending_runs
+    from sglang_morph.bench.ending import end_on_sigterm
     from sglang_morph.bench.progress import RunLine
     from sglang_morph.bench.together_run import carry_out_together
 
-    signal.signal(signal.SIGTERM, _leave)
+    end_on_sigterm()
     origin = provenance(shlex.join(["sglang-morph", *sys.argv[1:]]))
     with _one_line_errors():
         prepared = _prepare(plan, time_budget, gpu_memory_gib, workload or ())
@@ -181,13 +180,14 @@ def sweep(
     ] = None,
 ) -> None:
     """Search the highest rate that each arm sustains within the SLO."""
+    from sglang_morph.bench.ending import end_on_sigterm
     from sglang_morph.bench.progress import RunLine
     from sglang_morph.bench.report import capacity_table
     from sglang_morph.bench.sweep import read_capacities
     from sglang_morph.bench.sweep_run import sweep_arms
     from sglang_morph.bench.tables import markdown
 
-    signal.signal(signal.SIGTERM, _leave)
+    end_on_sigterm()
     origin = provenance(shlex.join(["sglang-morph", *sys.argv[1:]]))
     with _one_line_errors():
         prepared = _prepare(plan, None, gpu_memory_gib)
@@ -273,11 +273,3 @@ def _print_schedule(prepared: Prepared) -> None:
     for run in prepared.schedule:
         names = ", ".join(workload.name for workload in prepared.workloads_of(run.arm))
         typer.echo(f"slot {run.block}: {run.arm}, repetition {run.repetition}: {names}")
-
-
-def _leave(number: int, frame: FrameType | None) -> None:
-    """Unwind as for Ctrl-C, so that servers are ended.
-
-    Not by an exception: raised in a callback of the event loop it would end nothing but a request.
-    """
-    signal.raise_signal(signal.SIGINT)

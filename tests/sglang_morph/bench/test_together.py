@@ -89,6 +89,10 @@ def plan(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
     return path
 
 
+def ignore_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 def order_of(plan: Plan) -> list[tuple[int, str, str]]:
     names = [CONTROL, *(workload.name for workload in plan.workloads)]
     workloads = [Workload(name, [], 1.0, {}) for name in names]
@@ -211,15 +215,21 @@ def test_slots_and_an_emulated_card_are_refused(plan: Path, tmp_path: Path) -> N
     assert status == 2 and "--max-total-tokens" in text
 
 
+@pytest.mark.parametrize("in_background", [False, True])
 def test_ending_it_in_a_turn_ends_the_servers_and_leaves_no_half_turn(
-    plan: Path, tmp_path: Path
+    plan: Path, tmp_path: Path, in_background: bool
 ) -> None:
     slow = plan.with_name("slow.toml")  # first arrivals last 3 s, so that it is ended among them
     slow.write_text(
         plan.read_text().replace("token_factor = 0.1", "token_factor = 0.1\nfactor = 0.2")
     )
     command = [sys.executable, "-m", "sglang_morph.cli", "bench", "ab", "--plan", str(slow)]
-    process = subprocess.Popen([*command, "--output", str(tmp_path)], stdout=subprocess.PIPE)
+    process = subprocess.Popen(
+        [*command, "--output", str(tmp_path)],
+        stdout=subprocess.PIPE,
+        # as a shell without job control does to what it starts in the background
+        preexec_fn=ignore_interrupts if in_background else None,
+    )
     assert process.stdout is not None
     for line in process.stdout:
         if b"static-0: first" in line:
