@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import httpx
 import orjson
@@ -30,6 +30,9 @@ from sglang_morph.bench.statistics import Slo
 from sglang_morph.bench.workload import Workload
 from sglang_morph.demo.provenance import Provenance
 from sglang_morph.demo.server import ServerFailed, ServerProcess
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 CONTROL = "low-load-control"
 EVENTS = "events.jsonl"
@@ -147,6 +150,16 @@ class ArmSession:
     report: RunReport
     digest: str | None = None
     """Of the weights before anything was sent; None where they are not compared."""
+
+    @classmethod
+    def starting(cls, stack: ExitStack, server: ArmServer, origin: Provenance) -> Self:
+        """Of a server that is started now and ended with `stack`; `wait_ready` comes next."""
+        process = stack.enter_context(server.process())
+        return cls(server, process, server.measured(process), new_report(server, origin))
+
+    def wait_ready(self, deadline: float, progress: Progress) -> None:
+        """`deadline`: by the monotonic clock; one that has passed leaves a second."""
+        self.process.wait_ready(max(1.0, deadline - time.monotonic()), progress.starting)
 
     def begin(self) -> None:
         """Note its memory, bring it to its level and warm it up."""

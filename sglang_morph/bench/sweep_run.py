@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from sglang_morph.bench.arm_run import RUN_ERRORS, ArmServer, ArmSession, Progress, new_report
+from sglang_morph.bench.arm_run import RUN_ERRORS, ArmServer, ArmSession, Progress
 from sglang_morph.bench.comparison_run import Prepared, measured_slo
 from sglang_morph.bench.plan import PlanError, Sweep
 from sglang_morph.bench.statistics import Slo
@@ -98,14 +98,12 @@ class _Sweeping:
         folder.mkdir(parents=True)
         plan, prepared = self.prepared.plan, self.prepared
         server = ArmServer(plan, plan.arm(name), prepared.card, prepared.warmup, folder)
-        process = stack.enter_context(server.process())
-        report = new_report(server, self.origin)
-        session = ArmSession(server, process, server.measured(process), report)
+        session = ArmSession.starting(stack, server, self.origin)
         return _Search(session, folder, self.make_progress(name))
 
     def _make_ready(self, search: _Search, began: float) -> bool:
-        left_s = began + self.prepared.plan.start_timeout_s - time.monotonic()
-        search.session.process.wait_ready(max(1.0, left_s), search.progress.starting)
+        deadline = began + self.prepared.plan.start_timeout_s
+        search.session.wait_ready(deadline, search.progress)
         search.session.begin()
         return True
 

@@ -21,7 +21,6 @@ from sglang_morph.bench.arm_run import (
     ArmSession,
     Progress,
     describe,
-    new_report,
 )
 from sglang_morph.bench.comparison_run import DONE, Prepared, measured_slo, pending_runs
 from sglang_morph.bench.plan import Plan
@@ -127,16 +126,11 @@ class _Together:
         for arm in (arm for arm in plan.arms if arm.name in first_runs):
             folder = _new_folder(self._output / "servers", arm.name)
             server = ArmServer(plan, arm, prepared.card, prepared.warmup, folder)
-            process = stack.enter_context(server.process())
-            session = ArmSession(
-                server, process, server.measured(process), new_report(server, self._origin)
-            )
-            self._sessions[arm.name] = session
+            self._sessions[arm.name] = ArmSession.starting(stack, server, self._origin)
         for arm_name, session in list(self._sessions.items()):
             progress = self._make_progress(first_runs[arm_name])
-            left_s = began + plan.start_timeout_s - time.monotonic()
-            wait = partial(session.process.wait_ready, max(1.0, left_s), progress.starting)
-            self._attempt(arm_name, wait)
+            deadline = began + plan.start_timeout_s
+            self._attempt(arm_name, partial(session.wait_ready, deadline, progress))
             session.report.start_s = time.monotonic() - began
         for arm_name in list(self._sessions):
             self._attempt(arm_name, self._sessions[arm_name].begin)

@@ -106,17 +106,16 @@ class Admission:
             self._planning = True
             self._floors.expect(None)
             self._needs.expect(0)
-        need = getattr(req, "morph_need", 0)
         demand = getattr(req, "morph_floor", None)
         if demand is None or self._policy == "ignore":
-            return self._add_long(add, adder, req, need) if need else add()
+            return self._add(add, adder, req)
         floor, wanted = demand
         if self._must_refuse(req, floor):
             self._refused.append(req)
             return AddReqResult.CONTINUE
         if self._executor.level > floor:
             return self._hold(req, floor, wanted)
-        result = self._add_long(add, adder, req, need) if need else add()
+        result = self._add(add, adder, req)
         if _was_added(adder, req):
             req.morph_floor_in_force = True
             self._floors.admit(floor)
@@ -124,7 +123,11 @@ class Admission:
             self._floors.expect(floor)
         return result
 
-    def _add_long(self, add: Callable[[], Any], adder: Any, req: Any, need: int) -> Any:
+    def _add(self, add: Callable[[], Any], adder: Any, req: Any) -> Any:
+        """`req` in its turn, which precision does not stand in the way of."""
+        need = getattr(req, "morph_need", 0)
+        if not need:
+            return add()
         if self._executor.target_level < need:
             self._needs.expect(need)
             # Whoever is behind uses the room there is, unless pages for `req` come at once.

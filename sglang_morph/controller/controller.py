@@ -120,14 +120,14 @@ class Controller:
         """The deepest level that a request which has just arrived may count on."""
         if isinstance(self.policy, ManualPolicy):
             return self.executor.target_level
-        return min(self.policy.max_level, self.limits.highest)
+        return self._allowed_level
 
     def may_lower_now(self, level: int) -> bool:
         """Whether precision may fall to `level` for a request that needs its pages."""
         now = self.executor.level
         return (
             self.policy.relieves
-            and level <= min(self.policy.max_level, self.limits.highest)
+            and level <= self._allowed_level
             and self.limits.obstacle(now, level, time.perf_counter()) is None
         )
 
@@ -181,9 +181,14 @@ class Controller:
         )
 
     @property
+    def _allowed_level(self) -> int:
+        """The highest that policy and limits allow."""
+        return min(self.policy.max_level, self.limits.highest)
+
+    @property
     def _highest_level(self) -> int:
         """That policy, limits and running requests allow."""
-        return min(self.policy.max_level, self.limits.highest, self.floors.running)
+        return min(self._allowed_level, self.floors.running)
 
     def _within_bounds(
         self, decision: Decision | None, signals: Signals

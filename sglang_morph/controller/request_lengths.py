@@ -30,27 +30,30 @@ class RequestLengths:
     def taking_in(self, request: Any) -> Iterator[None]:
         """While SGLang checks and queues `request`, a `TokenizedGenerateReqInput`."""
         scheduler = self._scheduler
+        pages = self._pages_for(request)
+        longest = min(scheduler.model_config.context_len - 1, pages - 1)
+        if longest <= scheduler.max_req_len:
+            yield
+            return
         usual = (
             scheduler.max_total_num_tokens,
             scheduler.max_req_len,
             scheduler.max_req_input_len,
         )
-        prompt = request.input_ids
-        # Without chunks a prompt must fit SGLang's input buffers, which are as long as at start.
-        whole = scheduler.chunked_prefill_size is None
-        if prompt is None or len(prompt) < scheduler.max_req_input_len or whole:
-            yield
-            return
-        pages = self._level_pages[self._reach(request)]
-        longest = min(scheduler.model_config.context_len - 1, pages - 1)
-        if longest <= scheduler.max_req_len:
-            yield
-            return
         self._set(pages, longest, longest - _KEPT_FREE)
         try:
             yield
         finally:
             self._set(*usual)
+
+    def _pages_for(self, request: Any) -> int:
+        """That `request` may count on: more than there are at level 0 for a long prompt only."""
+        scheduler, prompt = self._scheduler, request.input_ids
+        if prompt is None or len(prompt) < scheduler.max_req_input_len:
+            return self._level_pages[0]
+        # Without chunks a prompt must fit SGLang's input buffers, which are as long as at start.
+        whole = scheduler.chunked_prefill_size is None
+        return self._level_pages[0 if whole else self._reach(request)]
 
     def _set(self, tokens: int, request: int, prompt: int) -> None:
         scheduler = self._scheduler
