@@ -49,9 +49,20 @@ class MorphableLayer(Protocol):
         """What `rebuild` needs besides a lossless variant's tensors, by name; on any device."""
 
     def rebuild(
-        self, variant: str, tensors: TensorMap, residual: TensorMap, out: TensorMap
+        self,
+        variant: str,
+        tensors: TensorMap,
+        residual: TensorMap,
+        out: TensorMap,
+        spare: torch.Tensor,
     ) -> None:
-        """Compute the full weights, bit for bit, into `out`, on the current stream."""
+        """Compute the full weights, bit for bit, into `out`, on the current stream.
+
+        `residual` lies over the end of `out`, placed by `residual_room.residual_start`: writing
+        from front to back, in slab order, never reaches what has yet to be read, but for the rows
+        at hand. Their lower halves are to be read from a copy in `spare` (uint8, on the device, as
+        long as the longest tensor of lower halves or `residual_room.SPARE_BYTES`).
+        """
 
     def bind(self, variant: str, tensors: TensorMap) -> None:
         """Compute with `variant`, reading `tensors` (views of the slab), from the next forward on.

@@ -8,7 +8,9 @@ what was loaded. A variant comes and goes in one of two ways:
   slab's head.
 - **derived**: it is computed on the device from the full weights, so a downshift uploads nothing.
   If it is also *lossless*, the full weights are rebuilt from it and a residual; only the residual
-  lies in host memory and is uploaded, ahead of time, into the slab's own tail.
+  lies in host memory and is uploaded, ahead of time, into the slab's own tail. They are written
+  from front to back over the variant, which is copied aside, and the residual, which need not be
+  (`residual_room.py`).
 
 Work is enqueued on the current stream of the arena's device: the caller chooses one that is ordered
 with the forwards that read the slab. Nothing here waits for the device.
@@ -33,6 +35,7 @@ from memory_backends.base import (
     MorphableLayer,
     PageRange,
 )
+from memory_backends.residual_room import residual_start, spare_bytes
 from memory_backends.slab import Image, Layout, placeholders
 from memory_backends.upload import UploadQueue
 
@@ -100,22 +103,23 @@ class LayerSwapBackend(MemoryBackend):
         return available_bytes - slabs - self._scratch_bytes()
 
     def _slab_bytes(self, index: int) -> int:
-        """The full weights, or a lossless variant beside its residual if that is more."""
-        full, residual = self._layouts[index][FULL].nbytes, self._residuals[index]
+        """The full weights, or a lossless variant and its residual if they need more."""
+        full, residual = self._layouts[index][FULL], self._residuals[index]
         if residual is None:
-            return full
-        lossless = self._layouts[index][self._history[index][1]].nbytes
-        return max(full, lossless + residual.data.nbytes)
+            return full.nbytes
+        lossless = self._layouts[index][self._history[index][1]]
+        end = residual_start(full, lossless, residual.layout) + residual.layout.nbytes
+        return max(full.nbytes, end)
 
     def _scratch_bytes(self) -> int:
         """A derived variant is made beside the slab it goes into, and rebuilt from beside it."""
-        sizes = [0]
-        for index, history in enumerate(self._history):
-            if len(history) > 1 and self._layers[index].is_derived(history[1]):
-                residual = self._residuals[index]
-                extra = 0 if residual is None else residual.layout.nbytes
-                sizes.append(self._layouts[index][history[1]].nbytes + extra)
-        return max(sizes)
+        derived = [
+            self._layouts[index][history[1]].nbytes
+            for index, history in enumerate(self._history)
+            if len(history) > 1 and self._layers[index].is_derived(history[1])
+        ]
+        spare = [spare_bytes(r.layout) for r in self._residuals if r is not None]
+        return max(derived, default=0) + max(spare, default=0)
 
     def allocate(self, base_pages: int, page_bytes: int) -> None:
         slabs = [self._slab_bytes(index) for index in range(len(self._layers))]
@@ -275,22 +279,23 @@ class LayerSwapBackend(MemoryBackend):
         self._layers[index].bind(variant, self._views[index][variant])
 
     def _rebuild(self, index: int, variant: str) -> None:
-        residual = self._residual(index)
+        layout = self._layouts[index][variant]
+        head = self._arena.slab(index)[: layout.nbytes]
+        parts, spare = self._scratch[: layout.nbytes], self._scratch[layout.nbytes :]
         self._uploads.wait(index)
-        head, tail = self._layouts[index][variant].nbytes, residual.layout.nbytes
-        parts, rest = self._scratch[:head], self._scratch[head : head + tail]
-        parts.copy_(self._arena.slab(index)[:head])
-        rest.copy_(self._tail_for(index))
+        parts.copy_(head)
         try:
             self._layers[index].rebuild(
                 variant,
-                self._layouts[index][variant].views(parts),
-                residual.layout.views(rest),
+                layout.views(parts),
+                self._residual(index).layout.views(self._tail_for(index)),
                 self._views[index][FULL],
+                spare,
             )
         except Exception as error:
-            self._arena.slab(index)[:head].copy_(parts)
-            self._tail_for(index).copy_(rest)
+            head.copy_(parts)
+            self._uploads.begin()
+            self._queue_residual(index)  # some of it may be overwritten
             raise BackendError(f"rebuilding layer {index} failed: {error}") from error
         self._layers[index].bind(FULL, self._views[index][FULL])
 

@@ -58,7 +58,8 @@ class UploadQueue:
         self._count_anew()
 
     def add(self, key: int, source: torch.Tensor, target: torch.Tensor) -> None:
-        """Queue a transfer; `key` names it in `has` and `wait`."""
+        """Queue a transfer; `key` names it in `has` and `wait`, which forget an earlier one."""
+        self._events.pop(key, None)
         self._pending.append(_Transfer(key, source, target))
 
     def has(self, key: int) -> bool:

@@ -18,7 +18,13 @@ from sglang_morph.precision.linear_method import MergedLinearMethod, VariantLine
 from sglang_morph.precision.names import FULL, MORPHABLE_LINEARS
 from sglang_morph.precision.quantizers.registry import create_quantizer
 from sglang_morph.precision.sources import SourceError, VariantSource
-from sglang_morph.precision.variants.base import DerivedVariant, Halves, NestedVariant, Variant
+from sglang_morph.precision.variants.base import (
+    DerivedVariant,
+    Halves,
+    NestedVariant,
+    Variant,
+    rebuild_in_blocks,
+)
 from sglang_morph.precision.variants.preflight import preflight
 from sglang_morph.precision.variants.registry import create_variant, default_variants
 
@@ -155,11 +161,16 @@ class SglangLayer:
         )
 
     def rebuild(
-        self, variant: str, tensors: TensorMap, residual: TensorMap, out: TensorMap
+        self,
+        variant: str,
+        tensors: TensorMap,
+        residual: TensorMap,
+        out: TensorMap,
+        spare: torch.Tensor,
     ) -> None:
         parts, rest = self._by_linear(tensors), self._by_linear(residual)
         for path, encoder in self._nested(variant).items():
-            encoder.rebuild(parts[path], rest[path], out[f"{path}.weight"])
+            rebuild_in_blocks(encoder, parts[path], rest[path], out[f"{path}.weight"], spare)
 
     def bind(self, variant: str, tensors: TensorMap) -> None:
         """Under a variant `weight.data` stays the view it was, and its bytes mean nothing."""

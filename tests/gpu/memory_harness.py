@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch.nn.functional import linear, scaled_dot_product_attention
 
+from memory_backends import residual_room
 from memory_backends.kv_pool import ElasticMHATokenToKVPool, page_bytes
 from memory_backends.layer_swap import LayerSwapBackend
 from memory_backends.token_pool import ElasticTokenToKVPoolAllocator
@@ -39,10 +40,13 @@ SCALES = (0.02, 1.0, 2e-7)
 KV_LAYERS, KV_HEADS, HEADS, DIM = 2, 8, 16, 128
 """A row of 2048 bytes, for which SGLang's store kernel is usually compiled already."""
 BASE_PAGES = 24
+SPARE_BYTES = 4096
+"""So that weights as small as these are rebuilt in several blocks of rows."""
 
 
 def main() -> int:
     torch.manual_seed(0)
+    residual_room.SPARE_BYTES = SPARE_BYTES
     layers = [_layer(index, scale) for index, scale in enumerate(SCALES)]
     loaded = [{k: t.clone() for k, t in layer.full_tensors().items()} for layer in layers]
     system = _System(layers)

@@ -84,11 +84,17 @@ class FragileNestedLayer(NestedToyLayer):
         super().derive(variant, full, out)
 
     def rebuild(
-        self, variant: str, tensors: TensorMap, residual: TensorMap, out: TensorMap
+        self,
+        variant: str,
+        tensors: TensorMap,
+        residual: TensorMap,
+        out: TensorMap,
+        spare: torch.Tensor,
     ) -> None:
-        out["weight"][: len(out["weight"]) // 2] = 0
+        if self.fail_in == "rebuild":
+            out["weight"].zero_()  # with what is left of the residual
         self._fail("rebuild")
-        super().rebuild(variant, tensors, residual, out)
+        super().rebuild(variant, tensors, residual, out, spare)
 
 
 def test_a_failed_rebuild_keeps_the_lower_precision_and_is_tried_again() -> None:

@@ -47,7 +47,7 @@ def merge_into(
 def patch_rows(weight: torch.Tensor, residual: Mapping[str, torch.Tensor], first: int) -> None:
     """Write exceptions into `weight`, rows `[first, first + len(weight))` of one merged, 16 bits.
 
-    `residual` holds them, if there are any: `exception_index` (int64, into the flattened whole
+    `residual` holds them, if there are any: `exception_index` (int32, into the flattened whole
     weight, ascending), `exception_bits` (int16) and `exception_starts` (int32 `[N + 1]`, where the
     exceptions of each row begin). Only enqueues, on the current stream.
     """
@@ -60,12 +60,12 @@ def patch_rows(weight: torch.Tensor, residual: Mapping[str, torch.Tensor], first
         return
     inside = slice(int(starts[first]), int(starts[first + len(weight)]))
     flat = weight.view(-1).view(torch.int16)
-    flat.index_copy_(0, index[inside] - first * weight.shape[1], bits[inside])
+    flat.index_copy_(0, index[inside].long() - first * weight.shape[1], bits[inside])
 
 
 def exception_starts(index: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
     """`exception_starts` of `patch_rows`, for the exceptions of a `[rows, columns]` weight."""
-    edges = torch.arange(rows + 1, device=index.device) * columns
+    edges = torch.arange(rows + 1, dtype=index.dtype, device=index.device) * columns
     return torch.searchsorted(index, edges, out_int32=True)
 
 

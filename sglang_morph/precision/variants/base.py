@@ -130,7 +130,7 @@ class NestedVariant(DerivedVariant):
     def residual(self, full: torch.Tensor) -> dict[str, torch.Tensor]:
         """What the parts lack, on the weight's device, contiguous: `lower`, uint8 `[N, K]`.
 
-        Where bf16 weights need it, also `exception_index` (int64 `[E]`, into the flattened
+        Where bf16 weights need it, also `exception_index` (int32 `[E]`, into the flattened
         weight, ascending) and `exception_bits` (int16 `[E]`). Raises ValueError for a weight that
         `for_weight` would not nest this way.
         """
@@ -218,6 +218,25 @@ def parts_on_device(variant: Variant, weight: torch.Tensor) -> dict[str, torch.T
         variant.derive(weight, parts)
         return parts
     return {name: part.to(weight.device) for name, part in variant.encode(weight).items()}
+
+
+def rebuild_in_blocks(
+    variant: NestedVariant, parts: Parts, residual: Parts, out: torch.Tensor, spare: torch.Tensor
+) -> None:
+    """`variant.rebuild` where `out` may overwrite rows of `lower` that were read already.
+
+    Of the block of rows at hand `lower` is read from a copy in `spare`, uint8, which holds at least
+    one row. The exceptions lie outside `out`, or are its last bytes to be overwritten.
+    """
+    rows, columns = out.shape
+    step = min(rows, spare.numel() // columns)
+    for start in range(0, rows, step):
+        block = slice(start, min(start + step, rows))
+        lower = spare[: (block.stop - start) * columns].view(-1, columns)
+        lower.copy_(residual["lower"][block])
+        inside = {name: part[block] for name, part in parts.items()}
+        variant.rebuild(inside, {"lower": lower}, out[block])
+    variant.patch(residual, out)
 
 
 def rows_of(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

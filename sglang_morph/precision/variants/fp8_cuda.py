@@ -12,10 +12,10 @@ from sglang.kernels.ops.quantization.fp8_kernel import sglang_per_token_quant_fp
 
 from sglang_morph.precision.nested import full_linear, merge_gemm
 from sglang_morph.precision.nested.encoding import Nesting
-from sglang_morph.precision.nested.ops import exception_starts
+from sglang_morph.precision.nested.ops import exception_starts, patch_rows
 from sglang_morph.precision.variants.base import Halves, Loaded, Parts, finish
 from sglang_morph.precision.variants.fp8 import Fp8
-from sglang_morph.precision.variants.nested_fp8 import NestedFp8
+from sglang_morph.precision.variants.nested_fp8 import NestedFp8, index_obstacle
 
 W8A8_TOLERANCE = 0.05
 """Rounding activations to E4M3 costs 0.027 where they are Gaussian."""
@@ -49,7 +49,10 @@ class NestedFp8Cuda(NestedFp8):
         return "torch._scaled_mm (E5M2)" if e5m2 else "sgl_kernel.fp8_scaled_mm"
 
     def supports(self, rows: int, columns: int) -> str | None:
-        return _shape_obstacle(rows, columns)
+        return _shape_obstacle(rows, columns) or index_obstacle(rows, columns)
+
+    def patch(self, residual: Parts, out: torch.Tensor) -> None:
+        patch_rows(out, residual, 0)
 
     def linear(self, parts: Parts, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         if parts["codes"].dtype == torch.float8_e5m2:

@@ -39,7 +39,7 @@ class NestedFp8(NestedVariant):
     def supports(self, rows: int, columns: int) -> str | None:
         if columns % 2:
             return f"nested_fp8 needs an even K, not {columns}"
-        return None
+        return index_obstacle(rows, columns)
 
     def for_weight(self, weight: torch.Tensor) -> Variant:
         check_weight(weight, self.nominal_bits, weight.shape[-1])
@@ -96,3 +96,10 @@ class NestedFp8(NestedVariant):
                 f"this {weight.dtype} weight cannot be nested as {self.nesting.value}; "
                 "use what `for_weight` returns for it"
             )
+
+
+def index_obstacle(rows: int, columns: int) -> str | None:
+    """Why exceptions of a `[rows, columns]` weight could not be listed; None if they can."""
+    if rows * columns > torch.iinfo(torch.int32).max:
+        return f"nested_fp8 takes weights of less than 2**31 elements, not {rows} x {columns}"
+    return None

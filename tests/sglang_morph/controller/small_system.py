@@ -86,13 +86,19 @@ class NestedToyLayer(ToyLayer):
         out["codes"].copy_(full["weight"][::2])
 
     def residual_tensors(self, variant: str, full: TensorMap) -> TensorMap:
-        return {"rest": full["weight"][1::2]}
+        return {"lower": full["weight"][1::2]}
 
     def rebuild(
-        self, variant: str, tensors: TensorMap, residual: TensorMap, out: TensorMap
+        self,
+        variant: str,
+        tensors: TensorMap,
+        residual: TensorMap,
+        out: TensorMap,
+        spare: torch.Tensor,
     ) -> None:
+        lower = spare[: len(residual["lower"])].copy_(residual["lower"])
         out["weight"][::2] = tensors["codes"]
-        out["weight"][1::2] = residual["rest"]
+        out["weight"][1::2] = lower
 
     def expected(self, variant: str) -> torch.Tensor:
         return self.original[::2] if variant == "half" else super().expected(variant)
@@ -117,9 +123,15 @@ class HalvesToyLayer(ToyLayer):
         return {"lower": full["weight"][len(full["weight"]) // 2 :]}
 
     def rebuild(
-        self, variant: str, tensors: TensorMap, residual: TensorMap, out: TensorMap
+        self,
+        variant: str,
+        tensors: TensorMap,
+        residual: TensorMap,
+        out: TensorMap,
+        spare: torch.Tensor,
     ) -> None:
-        torch.cat((tensors["codes"], residual["lower"]), out=out["weight"])
+        lower = spare[: len(residual["lower"])].copy_(residual["lower"])
+        torch.cat((tensors["codes"], lower), out=out["weight"])
 
     def prepare_merged(self, variant: str) -> int:
         return len(self.original)
@@ -134,7 +146,7 @@ class HalvesToyLayer(ToyLayer):
         if len(self.bound) == 1:
             return super().current()
         out = {"weight": self._scratch[: len(self.original)]}
-        self.rebuild("half", self.bound, self.bound, out)
+        self.rebuild("half", self.bound, self.bound, out, torch.empty_like(self.original))
         return out["weight"]
 
     def expected(self, variant: str) -> torch.Tensor:

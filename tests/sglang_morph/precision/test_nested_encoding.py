@@ -138,7 +138,7 @@ def test_bf16_codes_that_are_exceptions() -> None:
     """Of all 65,536 codes: exactly those that fp16 changes, overflow and NaN payloads included."""
     weight = EVERY_CODE.view(torch.bfloat16)
     exceptions = find_exceptions(weight)
-    assert exceptions.index.dtype == torch.int64 and exceptions.bits.dtype == torch.int16
+    assert exceptions.index.dtype == torch.int32 and exceptions.bits.dtype == torch.int16
     kept = torch.ones(len(weight), dtype=torch.bool)
     kept[exceptions.index] = False
     back = weight.to(torch.float16).to(torch.bfloat16)
@@ -226,7 +226,7 @@ def test_gaussian_weights_lose_what_the_encoding_says() -> None:
 def test_patching_no_exceptions_changes_nothing() -> None:
     weight = gaussian(4, 4)
     before = weight.clone()
-    none = Exceptions(torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int16))
+    none = Exceptions(torch.empty(0, dtype=torch.int32), torch.empty(0, dtype=torch.int16))
     patch_exceptions(weight, none)
     assert same_bits(weight, before)
 
