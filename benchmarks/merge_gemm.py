@@ -26,7 +26,7 @@ from benchmarks.kernels import capture
 from sglang_morph.demo.provenance import provenance
 from sglang_morph.precision.nested import merge_gemm
 from sglang_morph.precision.nested.encoding import Nesting
-from sglang_morph.precision.nested.ops import merge_into, split_into
+from sglang_morph.precision.nested.ops import split_into
 
 SHAPES = {"qkv": (6144, 4096), "o": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336)}
 """`[N, K]` of Llama-3.1-8B."""
@@ -97,7 +97,7 @@ def time_shape(name: str, tokens: int, dtype: torch.dtype, rounds: int) -> dict[
 
     def by_scratch() -> None:
         for upper, lower in halves:
-            merge_into(upper, lower, scratch, Nesting.E4M3)
+            merge_gemm.merge_rows(upper, {"lower": lower}, scratch, 0, Nesting.E4M3)
             torch.mm(x, scratch.t(), out=y)
 
     ways: dict[str, Callable[[], None]] = {"plain": plain}

@@ -139,6 +139,10 @@ def ab(
         list[str] | None,
         typer.Option(help="Do the plan's workload of this name only. May be given again."),
     ] = None,
+    arm: Annotated[
+        list[str] | None,
+        typer.Option(help="Run this arm only, the others in a later call. May be given again."),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the schedule only.")] = False,
 ) -> None:
     """Compare arms: the same prompts, in counterbalanced order, and a fresh server a run unless the
@@ -159,7 +163,9 @@ def ab(
             _print_schedule(prepared)
             return
         open_folder(output, prepared)
-        runs = pending_runs(output, prepared.schedule, slot)
+        arms = prepared.plan.known_arms(arm or ())
+        asked = [r for r in prepared.schedule if slot in (None, r.block) and r.arm in arms]
+        runs = pending_runs(output, asked)
         run_all = carry_out if prepared.plan.servers == "fresh" else carry_out_together
         left = run_all(prepared, runs, output, origin, lambda run: RunLine(run.folder), stop_after)
     if left:
@@ -178,6 +184,16 @@ def sweep(
     stop_after: Annotated[
         float | None, typer.Option(help="Try no more rates after this many s.")
     ] = None,
+    workload: Annotated[
+        str | None,
+        typer.Option(help="Search with this one, instead of the plan's; give another --output."),
+    ] = None,
+    low: Annotated[
+        float | None, typer.Option(help="Lowest rate in requests/s, instead of the plan's.")
+    ] = None,
+    high: Annotated[
+        float | None, typer.Option(help="Highest rate in requests/s, instead of the plan's.")
+    ] = None,
 ) -> None:
     """Search the highest rate that each arm sustains within the SLO."""
     from sglang_morph.bench.ending import end_on_sigterm
@@ -191,7 +207,8 @@ def sweep(
     origin = provenance(shlex.join(["sglang-morph", *sys.argv[1:]]))
     with _one_line_errors():
         prepared = _prepare(plan, None, gpu_memory_gib)
-        sweep_arms(prepared, output, origin, RunLine, stop_after)
+        search = prepared.plan.search(workload, low, high)
+        sweep_arms(prepared, search, output, origin, RunLine, stop_after)
     typer.echo(markdown(capacity_table(read_capacities(output))))
 
 

@@ -126,15 +126,9 @@ def open_folder(folder: Path, prepared: Prepared) -> None:
         )
 
 
-def pending_runs(
-    folder: Path, schedule: Sequence[ScheduledRun], slot: int | None
-) -> list[ScheduledRun]:
-    """Runs not finished yet, in order; those of `slot` alone unless that is None."""
-    return [
-        run
-        for run in schedule
-        if slot in (None, run.block) and not (folder / "runs" / run.folder / DONE).exists()
-    ]
+def pending_runs(folder: Path, runs: Sequence[ScheduledRun]) -> list[ScheduledRun]:
+    """Those not finished yet, in order."""
+    return [run for run in runs if not (folder / "runs" / run.folder / DONE).exists()]
 
 
 def has_results(plan: Plan, folder: Path) -> bool:

@@ -194,6 +194,26 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     def has_own_order(self, workload: str) -> bool:
         return any(w.name == workload and w.arms is not None for w in self.workloads)
 
+    def known_arms(self, names: Sequence[str]) -> list[str]:
+        """These arms, or all where none is named. Raises `PlanError` for one that is none."""
+        if unknown := set(names) - {arm.name for arm in self.arms}:
+            known = ", ".join(arm.name for arm in self.arms)
+            raise PlanError(f"the plan has no arm {sorted(unknown)[0]!r}, but {known}")
+        return list(names) or [arm.name for arm in self.arms]
+
+    def search(self, workload: str | None, low: float | None, high: float | None) -> Sweep:
+        """The plan's sweep, with what is given in its place. Raises `PlanError`."""
+        if self.sweep is None:
+            raise PlanError("the plan has no [sweep]; add one with workload, low and high")
+        given = {"workload": workload, "low": low, "high": high}
+        changes = {name: value for name, value in given.items() if value is not None}
+        sweep = msgspec.structs.replace(self.sweep, **changes)
+        if sweep.workload not in {w.name for w in self.workloads}:
+            raise PlanError(f"the sweep's workload {sweep.workload!r} is none of the plan's")
+        if not 0 < sweep.low < sweep.high:
+            raise PlanError(f"a search from {sweep.low} to {sweep.high} requests/s has no room")
+        return sweep
+
     def part(self, names: Sequence[str]) -> Plan:
         """These workloads alone, and the arms that get one; no sweep. Raises `PlanError`."""
         if unknown := set(names) - {workload.name for workload in self.workloads}:

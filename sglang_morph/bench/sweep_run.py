@@ -29,6 +29,7 @@ from sglang_morph.demo.provenance import Provenance
 
 def sweep_arms(
     prepared: Prepared,
+    sweep: Sweep,
     output: Path,
     origin: Provenance,
     make_progress: Callable[[str], Progress],
@@ -40,12 +41,13 @@ def sweep_arms(
     `PlanError`, `ServerFailed`, `NotSettled`.
     """
     plan = prepared.plan
-    if plan.sweep is None:
-        raise PlanError("the plan has no [sweep]; add one with workload, low and high")
     deadline = None if stop_after_s is None else time.monotonic() + stop_after_s
-    sweeping = _Sweeping(prepared, plan.sweep, output, origin, make_progress, deadline)
-    over = {capacity.arm for capacity in read_capacities(output) if capacity.over}
-    wanted = plan.sweep.arms or plan.arms_of(plan.sweep.workload)
+    sweeping = _Sweeping(prepared, sweep, output, origin, make_progress, deadline)
+    found = read_capacities(output)
+    if other := {c.workload for c in found} - {sweep.workload}:
+        raise PlanError(f"{output} holds a search with {other.pop()}; give another --output")
+    over = {capacity.arm for capacity in found if capacity.over}
+    wanted = sweep.arms or plan.arms_of(sweep.workload)
     arms = [arm for arm in wanted if arm not in over]
     for group in [arms] if plan.servers == "together" else [[arm] for arm in arms]:
         sweeping.search(group)

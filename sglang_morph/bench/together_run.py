@@ -78,7 +78,7 @@ def carry_out_together(
     comparison = _Together(prepared, runs, output, origin, make_progress)
     if runs:
         comparison.carry_out(stop_after_s)
-    return pending_runs(output, runs, None)
+    return pending_runs(output, runs)
 
 
 class _Together:

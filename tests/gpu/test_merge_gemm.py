@@ -7,8 +7,8 @@ import torch
 from torch.nn.functional import linear
 
 from sglang_morph.precision.nested import merge_gemm
-from sglang_morph.precision.nested.encoding import Nesting
-from sglang_morph.precision.nested.ops import split_into
+from sglang_morph.precision.nested.encoding import Nesting, find_exceptions
+from sglang_morph.precision.nested.ops import exception_starts, split_into
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available() or torch.cuda.get_device_capability() != merge_gemm.CAPABILITY,
@@ -44,6 +44,31 @@ def test_equals_a_plain_linear_in_float32(
     error = (y.float() - expected).norm() / expected.norm()
     assert y.dtype == dtype
     assert error < (4e-3 if dtype is torch.bfloat16 else 5e-4), float(error)
+
+
+@pytest.mark.parametrize("nesting", [Nesting.E4M3, Nesting.E5M2])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("columns", [64, 576, 14336])
+def test_any_rows_are_merged_bit_for_bit(
+    columns: int, dtype: torch.dtype, nesting: Nesting
+) -> None:
+    """A block of the kernel has 64 rows, 7.1 or 0.3, and exceptions beyond its ends."""
+    weight = _weight(200, columns, dtype, nesting)
+    weight[::3, 5::7] = 3.3e-7
+    weight[150] = -1.1e-6
+    upper, lower = _halves(weight, nesting)
+    found = find_exceptions(weight)
+    assert (len(found.index) > 0) == (dtype is torch.bfloat16)
+    lists = {
+        "exception_index": found.index,
+        "exception_bits": found.bits,
+        "exception_starts": exception_starts(found.index, *weight.shape),
+    }
+    residual = {"lower": lower} | (lists if len(found.index) else {})
+    for first, stop in [(0, 200), (0, 1), (1, 70), (70, 200), (150, 151), (199, 200)]:
+        rows = torch.full_like(weight[first:stop], torch.nan)
+        merge_gemm.merge_rows(upper, residual, rows, first, nesting)
+        assert torch.equal(rows.view(torch.int16), weight[first:stop].view(torch.int16)), first
 
 
 def test_rows_of_x_may_be_apart() -> None:

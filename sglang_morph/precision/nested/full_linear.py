@@ -73,21 +73,32 @@ def _in_blocks(
     nesting: Nesting,
     scratch: torch.Tensor,
 ) -> torch.Tensor:
-    rows, lower = len(upper), residual["lower"]
+    rows = len(upper)
     y = x.new_empty(len(x), rows)
     if bias is not None:
         y.copy_(bias)
     for start in range(0, rows, len(scratch)):
         block = slice(start, min(start + len(scratch), rows))
         weight = scratch[: block.stop - start]
-        merge_into(upper[block], lower[block], weight, nesting)
-        patch_rows(weight, residual, start)
+        _merge_rows(upper, residual, weight, start, nesting)
         # cuBLAS writes into the columns of y in place: only their stride is larger than their width
         if bias is None:
             torch.mm(x, weight.t(), out=y[:, block])
         else:
             y[:, block].addmm_(x, weight.t())
     return y
+
+
+def _merge_rows(
+    upper: torch.Tensor, residual: Residual, weight: torch.Tensor, first: int, nesting: Nesting
+) -> None:
+    """See `merge_gemm.merge_rows`; by torch's operations on a CPU."""
+    if weight.is_cuda:
+        merge_gemm.merge_rows(upper, residual, weight, first, nesting)
+        return
+    block = slice(first, first + len(weight))
+    merge_into(upper[block], residual["lower"][block], weight, nesting)
+    patch_rows(weight, residual, first)
 
 
 def try_on(weight: torch.Tensor, nesting: Nesting) -> None:

@@ -1,13 +1,15 @@
-"""The linear of a nested weight at full precision: one kernel merges the halves and multiplies.
+"""The kernels of a nested weight at full precision: merge and multiply at once, or just merge.
 
-`csrc/merge_gemm.cuh` says how. For Hopper (SM90), whose asynchronous tensor cores leave room for
-merging beside them; compiled when first used (about a minute) and cached by SGLang's loader.
+`csrc/merge_gemm.cuh` and `csrc/merge_rows.cuh` say how. For Hopper (SM90), whose asynchronous
+tensor cores leave room for merging beside them; compiled when first used (about a minute) and
+cached by SGLang's loader.
 """
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,9 @@ logger = logging.getLogger(__name__)
 MAX_TOKENS = 1024
 """With more tokens, merging into scratch memory and a plain GEMM are faster."""
 CAPABILITY = (9, 0)
-_SOURCE = Path(__file__).parent / "csrc" / "merge_gemm.cuh"
+_SOURCES = [
+    str(Path(__file__).parent / "csrc" / name) for name in ("merge_gemm.cuh", "merge_rows.cuh")
+]
 _TILE = 128 * 256
 """Elements of the largest tile of the result."""
 _TYPES = {torch.bfloat16: "__nv_bfloat16", torch.float16: "__half"}
@@ -61,7 +65,7 @@ def prepare(device: torch.device, dtype: torch.dtype = torch.bfloat16) -> None:
         )
     _workspace(torch.empty(0, device=device).device)  # which names its index, as tensors do
     for nesting in (Nesting.E4M3, Nesting.E5M2):
-        _kernel(dtype, nesting)
+        _kernels(dtype, nesting)
 
 
 def merge_gemm(
@@ -83,8 +87,40 @@ def merge_gemm(
     y = x.new_empty(tokens, rows)
     if tokens:
         workspace = _workspace(x.device)
-        _kernel(x.dtype, nesting)(upper, lower, x, y, workspace.partials, workspace.ready)
+        gemm = _kernels(x.dtype, nesting).merge_gemm
+        gemm(upper, lower, x, y, workspace.partials, workspace.ready)
     return y
+
+
+def merge_rows(
+    upper: torch.Tensor,
+    residual: Mapping[str, torch.Tensor],
+    weight: torch.Tensor,
+    first: int,
+    nesting: Nesting,
+) -> None:
+    """Write rows `[first, first + len(weight))` of a weight into `weight`, bit for bit.
+
+    `upper`, and `lower` in `residual`: uint8 `[N, K]`, of a shape that `supports` takes; the
+    exceptions as `ops.patch_rows` takes them; `weight`: bfloat16 or float16 `[R, K]`. All
+    contiguous. Only enqueues, on the current stream.
+    """
+    kernels, lower = _kernels(weight.dtype, nesting), residual["lower"]
+    if "exception_index" in residual:
+        starts, index = residual["exception_starts"], residual["exception_index"]
+        bits = residual["exception_bits"]
+        kernels.merge_rows_with_exceptions(upper, lower, weight, first, starts, index, bits)
+    else:
+        kernels.merge_rows(upper, lower, weight, first)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kernels:
+    """Functions of the compiled module, under their names there."""
+
+    merge_gemm: Any
+    merge_rows: Any
+    merge_rows_with_exceptions: Any
 
 
 @cache
@@ -97,18 +133,19 @@ def _workspace(device: torch.device) -> _Workspace:
 
 
 @cache
-def _kernel(dtype: torch.dtype, nesting: Nesting) -> Any:
+def _kernels(dtype: torch.dtype, nesting: Nesting) -> _Kernels:
     from sglang.kernels.jit.utils import load_jit
 
-    e5m2 = "true" if nesting is Nesting.E5M2 else "false"
+    arguments = f"{_TYPES[dtype]}, {'true' if nesting is Nesting.E5M2 else 'false'}"
+    names = [field.name for field in fields(_Kernels)]
     logger.info("building the merge GEMM for %s, %s, unless it is cached", dtype, nesting.value)
     try:
         module = load_jit(
             "morph_merge_gemm",
             _TYPES[dtype].strip("_"),
             nesting.value,
-            external_cuda_files=[str(_SOURCE)],
-            cuda_wrappers=[("merge_gemm", f"sglang_morph::merge_gemm<{_TYPES[dtype]}, {e5m2}>")],
+            external_cuda_files=_SOURCES,
+            cuda_wrappers=[(name, f"sglang_morph::{name}<{arguments}>") for name in names],
         )
     except Exception as error:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -116,4 +153,4 @@ def _kernel(dtype: torch.dtype, nesting: Nesting) -> Any:
             f"semi_unified's merge GEMM could not be built ({first}): install nvcc of CUDA 12.3 or "
             "newer and ninja, or use --memory-backend layer_swap"
         ) from error
-    return module.merge_gemm
+    return _Kernels(*(getattr(module, name) for name in names))

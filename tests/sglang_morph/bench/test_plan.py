@@ -61,6 +61,22 @@ def test_a_part_keeps_the_workloads_named_and_the_arms_that_get_one(tmp_path):
         plan.part(["u"])
 
 
+def test_arms_and_a_search_from_the_command_line(tmp_path):
+    plan = read_plan(write(tmp_path, MINIMAL + '[sweep]\nworkload = "w"\nlow = 1\nhigh = 2\n'))
+    assert plan.known_arms([]) == ["static", "morph"]
+    assert plan.known_arms(["morph"]) == ["morph"]
+    with pytest.raises(PlanError, match="no arm 'x', but static, morph"):
+        plan.known_arms(["morph", "x"])
+    assert plan.search(None, None, None) == plan.sweep
+    assert plan.search("w", 0.5, None) == msgspec.structs.replace(plan.sweep, low=0.5)
+    with pytest.raises(PlanError, match="'v' is none of the plan's"):
+        plan.search("v", None, None)
+    with pytest.raises(PlanError, match="from 3 to 2"):
+        plan.search(None, 3, None)
+    with pytest.raises(PlanError, match=r"has no \[sweep\]"):
+        msgspec.structs.replace(plan, sweep=None).search(None, 1, 2)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "reason"),
     [

@@ -148,6 +148,19 @@ def test_a_part_of_a_plan_starts_the_arms_it_needs_and_no_other(plan: Path, tmp_
     assert status == 2 and "another plan" in text
 
 
+def test_arms_may_be_left_for_a_later_call(plan: Path, tmp_path: Path) -> None:
+    wanted = ("ab", "--plan", plan, "--output", tmp_path)
+    assert bench(*wanted, "--arm", "morph")[0] == 0
+    assert [folder.name for folder in (tmp_path / "servers").iterdir()] == ["morph-0"]
+    status, text = bench(*wanted, "--arm", "static", "--arm", "morph")
+    assert status == 0, text
+    assert {f.name for f in (tmp_path / "servers").iterdir()} == {"morph-0", "static-0"}
+    found = load_comparison(tmp_path)
+    assert {run.arm for run in found.runs if run.records} == {"static", "morph"}
+    status, text = bench(*wanted, "--arm", "other")
+    assert status == 2 and "no arm 'other'" in text
+
+
 def test_a_comparison_cut_off_shows_what_it_has_and_goes_on(plan: Path, tmp_path: Path) -> None:
     status, text = bench("ab", "--plan", plan, "--output", tmp_path, "--stop-after", 0.1)
     assert status == 3 and "3 runs are left" in text
@@ -206,6 +219,9 @@ def test_a_search_that_is_cut_off_has_as_many_tries_of_every_arm(
     assert bench("sweep", "--plan", plan, "--output", tmp_path)[0] == 2
     after = [path.stat().st_mtime_ns for path in tmp_path.glob("sweep/*/capacity.json")]
     assert before == after, "a search that is over is not repeated"
+
+    status, text = bench("sweep", "--plan", plan, "--output", tmp_path, "--workload", "second")
+    assert status == 2 and "give another --output" in text
 
 
 def test_slots_and_an_emulated_card_are_refused(plan: Path, tmp_path: Path) -> None:
