@@ -47,7 +47,7 @@ def test_equals_a_plain_linear_in_float32(
 
 
 @pytest.mark.parametrize("nesting", [Nesting.E4M3, Nesting.E5M2])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("columns", [64, 576, 14336])
 def test_any_rows_are_merged_bit_for_bit(
     columns: int, dtype: torch.dtype, nesting: Nesting
