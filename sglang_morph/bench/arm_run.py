@@ -20,6 +20,7 @@ from sglang_morph.bench.record import Record, write_record
 from sglang_morph.bench.routes import make_route
 from sglang_morph.bench.server_control import (
     NotSettled,
+    freeze_gc,
     morph_status,
     server_info,
     set_level,
@@ -162,7 +163,7 @@ class ArmSession:
         self.process.wait_ready(max(1.0, deadline - time.monotonic()), progress.starting)
 
     def begin(self) -> None:
-        """Note its memory, bring it to its level and warm it up."""
+        """Note its memory, bring it to its level, warm it up, and settle its garbage collector."""
         url = self.measured.url
         self.report.memory = _memory(self.measured)
         if self.server.event_log is not None and self.server.plan.verify_weights:
@@ -171,6 +172,7 @@ class ArmSession:
         if morph := self.report.memory.get("morph"):
             morph["resting_tokens"] = morph_status(url)["capacity_tokens"]
         self.measured.send(self.server.warmup)
+        freeze_gc(url)
 
     def measure(self, workload: Workload, slo: Slo, folder: Path, progress: Progress) -> Record:
         """Replay from rest; the record is also written into `folder`."""

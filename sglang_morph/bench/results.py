@@ -18,6 +18,7 @@ from sglang_morph.bench.exposure import (
     quality_score,
 )
 from sglang_morph.bench.plan import Arm, Plan, PlanError, decode_path
+from sglang_morph.bench.prefill_pace import prefill_pace_s
 from sglang_morph.bench.record import Record, has_record, kv_pressure, read_record
 from sglang_morph.bench.schedule import ScheduledRun
 from sglang_morph.bench.statistics import Slo, percentile
@@ -152,6 +153,7 @@ def values(record: Record, slo: Slo, arm: Arm) -> dict[str, float | None]:
         "p95_tpot_s": _at(tpot, 95),
         "max_gap_s": max(gaps, default=None),
         "p95_queue_s": _at(queue, 95),
+        "prefill_pace_s": prefill_pace_s(record.outcomes, arm.level),
         "throughput": row["output_throughput"],
         "failed": float(row["failed"]),
         "retracted": float(record.observed.retracted),

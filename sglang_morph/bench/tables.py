@@ -36,6 +36,7 @@ MEASURES = (
     Measure("p95_tpot_s", "TPOT P95 (ms)", 1000.0, False, ratio=True),
     Measure("max_gap_s", "longest gap (s)", 1.0, False),
     Measure("p95_queue_s", "queue time P95 (s)", 1.0, False),
+    Measure("prefill_pace_s", "fastest prefills at rest (us a prompt token, P10)", 1e6),
     Measure("throughput", "output tokens/s", 1.0, True, ratio=True),
     Measure("failed", "failed requests", 1.0, False),
     Measure("retracted", "retractions", 1.0, False),

@@ -125,6 +125,15 @@ def test_nothing_moves_at_low_load(found: Comparison) -> None:
     assert {row[-1] for row in control_table(found)[1:]} == {"yes"}
 
 
+def test_collections_of_garbage_are_short_in_every_process_from_the_warm_up_on(
+    found: Comparison,
+) -> None:
+    for run in found.runs:
+        log = (run.folder / "server.log").read_text()
+        for process in ("Tokenizer Manager", "Scheduler", "Detokenizer Manager"):
+            assert log.count(f"Freezing GC in {process} process") == 1
+
+
 def test_memory_is_what_was_short_and_layer_swap_made_more(found: Comparison) -> None:
     seen = {
         run.arm: values(run.records["burst"], found.slo, found.plan.arm(run.arm))
