@@ -22,6 +22,11 @@ LOWER = "lower"
 TensorMap = Mapping[str, torch.Tensor]
 
 
+def is_lower(name: str) -> bool:
+    """Whether the residual tensor of that name holds lower halves."""
+    return name.rpartition(".")[2] == LOWER
+
+
 class MorphableLayer(Protocol):
     """One decoder layer whose linear weights a backend may overwrite in place."""
 

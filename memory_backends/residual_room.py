@@ -7,7 +7,7 @@ has yet to be read if the residual as a whole begins late enough.
 
 from __future__ import annotations
 
-from memory_backends.base import LOWER
+from memory_backends.base import is_lower
 from memory_backends.slab import Layout, align
 
 SPARE_BYTES = 16 << 20
@@ -24,16 +24,15 @@ def residual_start(full: Layout, lossless: Layout, residual: Layout) -> int:
     ends = {_linear(name): part.offset + part.nbytes for name, part in full.parts.items()}
     start = lossless.nbytes
     for name, part in residual.parts.items():
-        is_lower = name.rpartition(".")[2] == LOWER
-        safe = part.offset + part.nbytes if is_lower else part.offset
+        safe = part.offset + part.nbytes if is_lower(name) else part.offset
         start = max(start, ends[_linear(name)] - safe)
     return align(start)
 
 
 def spare_bytes(residual: Layout) -> int:
     """Memory that a rebuild copies lower halves to."""
-    lower = [p.nbytes for name, p in residual.parts.items() if name.rpartition(".")[2] == LOWER]
-    return align(min(SPARE_BYTES, max(lower)))
+    longest = max(part.nbytes for name, part in residual.parts.items() if is_lower(name))
+    return align(min(SPARE_BYTES, longest))
 
 
 def _linear(name: str) -> str:

@@ -29,7 +29,6 @@ import torch
 
 from memory_backends.base import (
     FULL,
-    LOWER,
     BackendError,
     LayerStep,
     MemoryBackend,
@@ -37,6 +36,7 @@ from memory_backends.base import (
     MorphableLayer,
     PageRange,
     TensorMap,
+    is_lower,
 )
 from memory_backends.shared_region import DEFAULT_UNIT_BYTES, SharedRegion
 from memory_backends.slab import Image, Layout, placeholders
@@ -126,7 +126,7 @@ class SemiUnifiedBackend(MemoryBackend):
         """Split the layer's weights: residual to the host, upper halves on the device."""
         full = layer.full_tensors()
         residual = layer.residual_tensors(variant, full)
-        lower = {name: t for name, t in residual.items() if name.rpartition(".")[2] == LOWER}
+        lower = {name: t for name, t in residual.items() if is_lower(name)}
         other = {name: t for name, t in residual.items() if name not in lower}
         image = Image.pack(lower, pinned=self._device.type == "cuda")
         layout = Layout.of({**layer.derived_like(variant), **other})

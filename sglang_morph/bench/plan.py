@@ -153,10 +153,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             raise ValueError(f"reference {self.reference!r} is none of the arms")
         for workload in self.workloads:
             self._check_arms_of(workload)
-        if self.sweep and self.sweep.workload not in {w.name for w in self.workloads}:
-            raise ValueError(f"the sweep's workload {self.sweep.workload!r} is none of the plan's")
         if self.sweep:
-            self._check_arm_names("the sweep", self.sweep.arms or [])
+            self._check_sweep(self.sweep)
         if self.servers == "together" and self.gpu_memory_gib is not None:
             raise ValueError(
                 "servers started together can't size their memory by what is free; leave "
@@ -172,6 +170,11 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             raise ValueError(
                 f"{what} leaves out {self.reference_arm!r}, which the others are compared with"
             )
+
+    def _check_sweep(self, sweep: Sweep) -> None:
+        if sweep.workload not in {w.name for w in self.workloads}:
+            raise PlanError(f"the sweep's workload {sweep.workload!r} is none of the plan's")
+        self._check_arm_names("the sweep", sweep.arms or [])
 
     def _check_arm_names(self, what: str, names: Sequence[str]) -> None:
         if unknown := set(names) - {arm.name for arm in self.arms}:
@@ -196,10 +199,9 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
     def known_arms(self, names: Sequence[str]) -> list[str]:
         """These arms, or all where none is named. Raises `PlanError` for one that is none."""
-        if unknown := set(names) - {arm.name for arm in self.arms}:
-            known = ", ".join(arm.name for arm in self.arms)
-            raise PlanError(f"the plan has no arm {sorted(unknown)[0]!r}, but {known}")
-        return list(names) or [arm.name for arm in self.arms]
+        known = [arm.name for arm in self.arms]
+        _check_known("arm", names, known)
+        return list(names) or known
 
     def search(self, workload: str | None, low: float | None, high: float | None) -> Sweep:
         """The plan's sweep, with what is given in its place. Raises `PlanError`."""
@@ -208,17 +210,14 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         given = {"workload": workload, "low": low, "high": high}
         changes = {name: value for name, value in given.items() if value is not None}
         sweep = msgspec.structs.replace(self.sweep, **changes)
-        if sweep.workload not in {w.name for w in self.workloads}:
-            raise PlanError(f"the sweep's workload {sweep.workload!r} is none of the plan's")
+        self._check_sweep(sweep)
         if not 0 < sweep.low < sweep.high:
             raise PlanError(f"a search from {sweep.low} to {sweep.high} requests/s has no room")
         return sweep
 
     def part(self, names: Sequence[str]) -> Plan:
         """These workloads alone, and the arms that get one; no sweep. Raises `PlanError`."""
-        if unknown := set(names) - {workload.name for workload in self.workloads}:
-            known = ", ".join(workload.name for workload in self.workloads)
-            raise PlanError(f"the plan has no workload {sorted(unknown)[0]!r}, but {known}")
+        _check_known("workload", names, [workload.name for workload in self.workloads])
         needed = {arm for name in names for arm in self.arms_of(name)}
         return msgspec.structs.replace(
             self,
@@ -226,6 +225,11 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             arms=[arm for arm in self.arms if arm.name in needed],
             sweep=None,
         )
+
+
+def _check_known(what: str, names: Sequence[str], known: Sequence[str]) -> None:
+    if unknown := set(names) - set(known):
+        raise PlanError(f"the plan has no {what} {sorted(unknown)[0]!r}, but {', '.join(known)}")
 
 
 def _check_names(what: str, names: list[str]) -> None:

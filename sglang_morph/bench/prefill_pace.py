@@ -1,8 +1,8 @@
 """How fast a server computed the prompts that met no other: what the machine itself gave a turn.
 
 Of an arm at one precision that hardly depends on the trace (on one H200 it stayed within 8% over
-six windows of two). Where it differs between turns, other work was on the machine; of a GPU also on
-its host, which launches the kernels.
+six windows of two traces). Where it differs between turns, other work was on the machine; of a GPU
+also on its host, which launches the kernels.
 """
 
 from __future__ import annotations

@@ -6,9 +6,10 @@ import html
 from pathlib import Path
 
 from sglang_morph.bench import tables
+from sglang_morph.bench.arm_run import CONTROL
 from sglang_morph.bench.figures import as_data_url, goodput_against_rate, timeline, ttft_cdf
 from sglang_morph.bench.measures import write_measures
-from sglang_morph.bench.results import Comparison, load_comparison, values
+from sglang_morph.bench.results import Comparison, load_comparison
 from sglang_morph.bench.sweep import Capacity, read_capacities
 
 _EQUAL = 1.02
@@ -106,9 +107,10 @@ def _uneven_memory(found: Comparison) -> str | None:
 
 def _lateness(found: Comparison) -> list[float | None]:
     return [
-        values(record, found.slo, found.plan.arm(run.arm))["p99_lateness_s"]
-        for run in found.runs
-        for record in run.records.values()
+        values["p99_lateness_s"]
+        for arm in found.arms
+        for workload in (CONTROL, *found.workloads)
+        for _, values in found.values(arm, workload)
     ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +85,10 @@ class Comparison:
     runs: list[ArmRun]
     planned: int
     """Runs of the whole schedule."""
+    _values: dict[tuple[str, str], list[tuple[int, dict[str, float | None]]]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    """By arm and workload: a report asks for one of them at a time."""
 
     @property
     def arms(self) -> list[str]:
@@ -103,6 +107,16 @@ class Comparison:
             for run in self.runs
             if run.arm == arm and workload in run.records
         ]
+
+    def values(self, arm: str, workload: str) -> list[tuple[int, dict[str, float | None]]]:
+        """Block and `values` of each run of `arm` that has the workload."""
+        key = arm, workload
+        if key not in self._values:
+            self._values[key] = [
+                (block, values(record, self.slo, self.plan.arm(arm)))
+                for block, record in self.records(arm, workload)
+            ]
+        return self._values[key]
 
 
 def load_comparison(folder: Path) -> Comparison:

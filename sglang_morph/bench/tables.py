@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from sglang_morph.bench.arm_run import CONTROL
 from sglang_morph.bench.bootstrap import Estimate, estimate, paired_ratio
-from sglang_morph.bench.results import Comparison, values
+from sglang_morph.bench.results import Comparison
 
 Table = list[list[str]]
 """Rows of cells, the header first."""
@@ -55,8 +55,8 @@ MEASURES = (
 def block_values(found: Comparison, arm: str, workload: str, key: str) -> dict[int, list[float]]:
     """The values of one measure, by block."""
     by_block: dict[int, list[float]] = defaultdict(list)
-    for block, record in found.records(arm, workload):
-        value = values(record, found.slo, found.plan.arm(arm))[key]
+    for block, values in found.values(arm, workload):
+        value = values[key]
         if value is not None and math.isfinite(value):
             by_block[block].append(value)
     return dict(by_block)

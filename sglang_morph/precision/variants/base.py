@@ -226,7 +226,7 @@ def rebuild_in_blocks(
     """`variant.rebuild` where `out` may overwrite rows of `lower` that were read already.
 
     Of the block of rows at hand `lower` is read from a copy in `spare`, uint8, which holds at least
-    one row. The exceptions lie outside `out`, or are its last bytes to be overwritten.
+    one row. The exceptions lie outside `out`.
     """
     rows, columns = out.shape
     step = min(rows, spare.numel() // columns)
