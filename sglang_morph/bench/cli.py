@@ -176,8 +176,10 @@ def ab(
 
 @app.command()
 def sweep(
-    plan: Annotated[Path, typer.Option(help="TOML file with a [sweep] table.")],
-    output: Annotated[Path, typer.Option(help="Folder of the comparison; resumed by arm.")],
+    plan: Annotated[Path, typer.Option(help="TOML file with [[sweeps]].")],
+    output: Annotated[
+        Path, typer.Option(help="Folder of the comparison; resumed by workload and arm.")
+    ],
     gpu_memory_gib: Annotated[
         float | None, typer.Option(help="Emulate a GPU of so many GiB, whatever the plan says.")
     ] = None,
@@ -185,14 +187,7 @@ def sweep(
         float | None, typer.Option(help="Try no more rates after this many s.")
     ] = None,
     workload: Annotated[
-        str | None,
-        typer.Option(help="Search with this one, instead of the plan's; give another --output."),
-    ] = None,
-    low: Annotated[
-        float | None, typer.Option(help="Lowest rate in requests/s, instead of the plan's.")
-    ] = None,
-    high: Annotated[
-        float | None, typer.Option(help="Highest rate in requests/s, instead of the plan's.")
+        list[str] | None, typer.Option(help="Only this one's sweep; may be given again.")
     ] = None,
 ) -> None:
     """Search the highest rate that each arm sustains within the SLO."""
@@ -207,8 +202,8 @@ def sweep(
     origin = provenance(shlex.join(["sglang-morph", *sys.argv[1:]]))
     with _one_line_errors():
         prepared = _prepare(plan, None, gpu_memory_gib)
-        search = prepared.plan.search(workload, low, high)
-        sweep_arms(prepared, search, output, origin, RunLine, stop_after)
+        sweeps = prepared.plan.searches(workload or [])
+        sweep_arms(prepared, sweeps, output, origin, RunLine, stop_after)
     typer.echo(markdown(capacity_table(read_capacities(output))))
 
 

@@ -99,7 +99,8 @@ class Sweep(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     low: Positive
     high: Positive
     """Requests a second between which to search."""
-    steps: Count = 6
+    steps: Count = 4
+    """Rates tried for an arm: it is found to within a ratio (high/low) ** (1/2**steps)."""
     attainment: float = 0.9
     """Share of requests that must meet the SLO."""
     duration_s: Positive | None = None
@@ -133,7 +134,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     warmup: Steady = Steady()
     control: Steady | None = None
     """Load so low that no arm may morph."""
-    sweep: Sweep | None = None
+    sweeps: list[Sweep] = []
     gpu_memory_gib: Positive | None = None
     """Emulate a GPU with so much memory."""
     gpu_static_fraction: Positive = 0.85
@@ -153,8 +154,9 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             raise ValueError(f"reference {self.reference!r} is none of the arms")
         for workload in self.workloads:
             self._check_arms_of(workload)
-        if self.sweep:
-            self._check_sweep(self.sweep)
+        for sweep in self.sweeps:
+            self._check_sweep(sweep)
+        _check_doubled("sweeps name the workload", [sweep.workload for sweep in self.sweeps])
         if self.servers == "together" and self.gpu_memory_gib is not None:
             raise ValueError(
                 "servers started together can't size their memory by what is free; leave "
@@ -173,8 +175,12 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
     def _check_sweep(self, sweep: Sweep) -> None:
         if sweep.workload not in {w.name for w in self.workloads}:
-            raise PlanError(f"the sweep's workload {sweep.workload!r} is none of the plan's")
-        self._check_arm_names("the sweep", sweep.arms or [])
+            raise ValueError(f"a sweep's workload {sweep.workload!r} is none of the plan's")
+        if not sweep.low < sweep.high:
+            raise ValueError(
+                f"a search from {sweep.low:g} to {sweep.high:g} requests/s has no room"
+            )
+        self._check_arm_names(f"the sweep of {sweep.workload!r}", sweep.arms or [])
 
     def _check_arm_names(self, what: str, names: Sequence[str]) -> None:
         if unknown := set(names) - {arm.name for arm in self.arms}:
@@ -203,27 +209,23 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         _check_known("arm", names, known)
         return list(names) or known
 
-    def search(self, workload: str | None, low: float | None, high: float | None) -> Sweep:
-        """The plan's sweep, with what is given in its place. Raises `PlanError`."""
-        if self.sweep is None:
-            raise PlanError("the plan has no [sweep]; add one with workload, low and high")
-        given = {"workload": workload, "low": low, "high": high}
-        changes = {name: value for name, value in given.items() if value is not None}
-        sweep = msgspec.structs.replace(self.sweep, **changes)
-        self._check_sweep(sweep)
-        if not 0 < sweep.low < sweep.high:
-            raise PlanError(f"a search from {sweep.low} to {sweep.high} requests/s has no room")
-        return sweep
+    def searches(self, workloads: Sequence[str]) -> list[Sweep]:
+        """The sweeps of these workloads, or all where none is named. Raises `PlanError`."""
+        if not self.sweeps:
+            raise PlanError("the plan has no [[sweeps]]; add one with workload, low and high")
+        known = [sweep.workload for sweep in self.sweeps]
+        _check_known("sweep of a workload", workloads, known)
+        return [sweep for sweep in self.sweeps if sweep.workload in (workloads or known)]
 
     def part(self, names: Sequence[str]) -> Plan:
-        """These workloads alone, and the arms that get one; no sweep. Raises `PlanError`."""
+        """These workloads alone, and the arms that get one; no sweeps. Raises `PlanError`."""
         _check_known("workload", names, [workload.name for workload in self.workloads])
         needed = {arm for name in names for arm in self.arms_of(name)}
         return msgspec.structs.replace(
             self,
             workloads=[workload for workload in self.workloads if workload.name in names],
             arms=[arm for arm in self.arms if arm.name in needed],
-            sweep=None,
+            sweeps=[],
         )
 
 
@@ -235,8 +237,12 @@ def _check_known(what: str, names: Sequence[str], known: Sequence[str]) -> None:
 def _check_names(what: str, names: list[str]) -> None:
     if not names:
         raise ValueError(f"the plan has no {what}")
+    _check_doubled(f"{what}s are named", names)
+
+
+def _check_doubled(what: str, names: Sequence[str]) -> None:
     if doubled := {name for name in names if names.count(name) > 1}:
-        raise ValueError(f"two {what}s are named {sorted(doubled)[0]!r}")
+        raise ValueError(f"two {what} {sorted(doubled)[0]!r}")
 
 
 def decode_path(kind: type, value: object) -> object:

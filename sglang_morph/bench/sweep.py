@@ -52,18 +52,14 @@ def next_rate(
 ) -> float | None:
     """What to try after `tries`; None where the search is over, after at most `steps` of them.
 
-    `low` comes first and then `high`: the search ends there if the first fails or the second holds.
-    From then on it bisects by ratio.
+    Bisects by ratio. `low` and `high` themselves are never tried, which would cost two tries: where
+    the capacity lies beyond one, all tries fail or all hold.
     """
-    if not tries:
-        return low
+    if len(tries) >= steps:
+        return None
     kept = [t.rate for t in tries if t.attainment >= wanted]
     missed = [t.rate for t in tries if t.attainment < wanted]
-    if len(tries) >= steps or not kept:
-        return None
-    if not missed:
-        return high if len(tries) == 1 else None
-    return (max(kept) * min(missed)) ** 0.5
+    return (max(kept, default=low) * min(missed, default=high)) ** 0.5
 
 
 def write_capacity(folder: Path, capacity: Capacity) -> None:
@@ -71,9 +67,19 @@ def write_capacity(folder: Path, capacity: Capacity) -> None:
     (folder / RESULT).write_bytes(msgspec.json.encode(capacity))
 
 
+def search_folder(output: Path, workload: str, arm: str) -> Path:
+    """Where a search leaves its result, and the records of the rates it tried."""
+    return output / "sweep" / workload / arm
+
+
+def try_name(workload: str, rate: float) -> str:
+    """Of the record of a rate that was tried."""
+    return f"{workload}@{rate:.3f}"
+
+
 def read_capacities(output: Path) -> list[Capacity]:
-    """Of all arms that tried a rate, by name."""
+    """Of all arms that tried a rate, by workload and name."""
     return [
         msgspec.json.decode(file.read_bytes(), type=Capacity)
-        for file in sorted((output / "sweep").glob(f"*/{RESULT}"))
+        for file in sorted((output / "sweep").glob(f"*/*/{RESULT}"))
     ]

@@ -124,7 +124,7 @@ class _Together:
         began = time.monotonic()
         first_runs = {run.arm: run for run in reversed(self._runs)}
         for arm in (arm for arm in plan.arms if arm.name in first_runs):
-            folder = _new_folder(self._output / "servers", arm.name)
+            folder = new_folder(self._output / "servers", arm.name)
             server = ArmServer(plan, arm, prepared.card, prepared.warmup, folder)
             self._sessions[arm.name] = ArmSession.starting(stack, server, self._origin)
         for arm_name, session in list(self._sessions.items()):
@@ -175,7 +175,7 @@ class _Together:
                 (self.folder(run) / DONE).write_text("")
 
 
-def _new_folder(parent: Path, name: str) -> Path:
+def new_folder(parent: Path, name: str) -> Path:
     """A server that is started again must not write over the log of the one before."""
     folder = next(f for n in count() if not (f := parent / f"{name}-{n}").exists())
     folder.mkdir(parents=True)

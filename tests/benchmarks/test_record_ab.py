@@ -15,7 +15,7 @@ from sglang_morph.bench.plan import PlanError
 from sglang_morph.bench.record import Observed, Record, write_record
 from sglang_morph.bench.replay import Replay
 from sglang_morph.bench.statistics import Slo, replay_row
-from sglang_morph.bench.sweep import Capacity, Try, write_capacity
+from sglang_morph.bench.sweep import Capacity, Try, search_folder, try_name, write_capacity
 from sglang_morph.bench.workload import PlannedRequest, Workload
 
 ORIGIN = {
@@ -38,6 +38,14 @@ def outcome(index: int, first_s: float) -> Outcome:
     )  # fmt: skip
 
 
+def record(first_s: float) -> Record:
+    outcomes = [outcome(0, first_s), outcome(1, first_s)]
+    row = replay_row(Replay(outcomes, 0.0, 4.0), WORKLOAD, Slo())
+    row["dataset_name"] = "code"
+    row["server_info"] = {"model_path": "/a/path"}
+    return Record(row, outcomes, Observed(0.0, [], [], 0, {0: 4}))
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Two arms, one run each."""
@@ -46,7 +54,7 @@ def folder(tmp_path: Path) -> Path:
         "plan": {
             "name": "p", "model": "m", "arms": arms,
             "workloads": [{"name": "code", "trace": "t.csv"}],
-            "sweep": {"workload": "code", "low": 1, "high": 8},
+            "sweeps": [{"workload": "code", "low": 1, "high": 8}],
         },
         "card": None,
         "workloads": [
@@ -60,18 +68,14 @@ def folder(tmp_path: Path) -> Path:
     for arm, first_s in (("slow", 3.0), ("fast", 0.5)):
         run = root / "runs" / f"block00-{arm}-0"
         run.mkdir(parents=True)
-        outcomes = [outcome(0, first_s), outcome(1, first_s)]
-        row = replay_row(Replay(outcomes, 0.0, 4.0), WORKLOAD, Slo())
-        row["dataset_name"] = "code"
-        row["server_info"] = {"model_path": "/a/path"}
-        write_record(run, "code", Record(row, outcomes, Observed(0.0, [], [], 0, {0: 4})))
+        write_record(run, "code", record(first_s))
         report = {"arm": arm, "origin": ORIGIN, "error": None, "memory": {}}
         (run / RUN).write_bytes(orjson.dumps(report))
         (run / DONE).touch()
     sweep = dict(ORIGIN, command="sglang-morph bench sweep --plan plan.toml --output runs")
-    write_capacity(
-        root / "sweep" / "fast", Capacity("fast", "code", 0.9, [Try(2.0, 1.0, 2.0)], True, sweep)
-    )
+    tried = search_folder(root, "code", "fast")
+    write_capacity(tried, Capacity("fast", "code", 0.9, [Try(2.0, 1.0, 2.0)], True, sweep))
+    write_record(tried, try_name("code", 2.0), record(0.25))
     return root
 
 
@@ -104,6 +108,29 @@ def test_the_raw_data_is_beside_it_without_texts_and_paths(folder: Path, tmp_pat
     assert "text" not in requests[0]
     assert "| fast |" in (raw / "report.md").read_text()
     assert not any(b"/a/path" in file.read_bytes() for file in raw.iterdir())
+
+
+def test_rates_that_were_tried_are_kept_as_runs_are(folder: Path, tmp_path: Path) -> None:
+    acceptance = tmp_path / "benchmarks" / "results" / "acceptance.json"
+    record_ab(folder, "ab_cpu", acceptance)
+    raw = acceptance.parent / "ab_cpu"
+    (found,) = map(orjson.loads, (raw / "sweep.jsonl").read_bytes().splitlines())
+    assert found["arm"] == "fast" and found["tries"][0]["rate"] == 2.0
+    (row,) = map(orjson.loads, (raw / "sweep_rows.jsonl").read_bytes().splitlines())
+    assert row["arm"] == "fast" and row["requests"] == 2 and "block" not in row
+    requests = pq.read_table(raw / "sweep_requests.parquet").to_pylist()
+    assert [(r["arm"], r["workload"], r["arrivals_s"][0]) for r in requests] == [
+        ("fast", "code@2.000", 0.25)
+    ] * 2
+
+
+def test_a_sweep_alone_is_recorded(folder: Path, tmp_path: Path) -> None:
+    acceptance = tmp_path / "benchmarks" / "results" / "acceptance.json"
+    (folder / PLAN).unlink()
+    record_ab(folder, "sweep_cpu", acceptance)
+    assert [row.name for row in load(acceptance)] == ["ab.code.fast.capacity_rps"]
+    kept = {file.name for file in (acceptance.parent / "sweep_cpu").iterdir()}
+    assert kept == {"sweep.jsonl", "sweep_rows.jsonl", "sweep_requests.parquet"}
 
 
 def test_a_folder_without_runs_is_refused(tmp_path: Path) -> None:

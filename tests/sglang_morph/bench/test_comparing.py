@@ -112,16 +112,16 @@ def capacity_of(limit, low=1.0, high=16.0, steps=8):
 def test_bisection_finds_the_saturation_point():
     found, tried = capacity_of(limit=5.0)
     assert found.sustained <= 5.0 < found.failed
-    assert found.failed / found.sustained == pytest.approx(16 ** (1 / 64), rel=0.01)
-    assert len(tried) == 8
+    assert found.failed / found.sustained == pytest.approx(16 ** (1 / 256))
+    assert len(tried) == 8 and tried[0] == 4.0
 
 
-def test_the_search_ends_where_there_is_nothing_to_find():
-    found, tried = capacity_of(limit=0.5)
-    assert found.sustained is None and tried == [1.0]
-    found, tried = capacity_of(limit=100.0)
-    assert found.sustained == 16.0 and found.failed is None and tried == [1.0, 16.0]
-    assert capacity_of(limit=5.0, steps=1)[1] == [1.0]
+def test_a_capacity_beyond_the_search_is_neared_from_within():
+    found, tried = capacity_of(limit=0.5, steps=3)
+    assert found.sustained is None and tried == pytest.approx([4.0, 2.0, 2.0**0.5])
+    found, tried = capacity_of(limit=100.0, steps=3)
+    assert found.failed is None and found.sustained == tried[-1] == pytest.approx(8 * 2.0**0.5)
+    assert capacity_of(limit=5.0, steps=1)[1] == [4.0]
 
 
 def run_with(memory):

@@ -57,7 +57,7 @@ trace = "trace.csv"
 token_factor = 0.1
 max_output_tokens = 12
 
-[sweep]
+[[sweeps]]
 workload = "burst"
 low = 8.0
 high = 40.0

@@ -20,6 +20,7 @@ command = "python -m sglang_morph.launch_server --memory-backend=layer_swap"
 name = "w"
 trace = "t.csv"
 """
+SWEEP = '[[sweeps]]\nworkload = "w"\nlow = 1\nhigh = 2\n'
 
 
 def write(tmp_path, text):
@@ -51,30 +52,31 @@ def test_what_an_arm_is_is_read_from_its_command():
 
 def test_a_part_keeps_the_workloads_named_and_the_arms_that_get_one(tmp_path):
     text = MINIMAL + 'arms = ["static"]\n[[workloads]]\nname = "v"\ntrace = "t.csv"\n'
-    plan = read_plan(write(tmp_path, text + '[sweep]\nworkload = "v"\nlow = 1\nhigh = 2\n'))
+    plan = read_plan(write(tmp_path, text + '[[sweeps]]\nworkload = "v"\nlow = 1\nhigh = 2\n'))
     assert plan.arms_of("w") == ["static"] and plan.arms_of("v") == ["static", "morph"]
     part = plan.part(["w"])
     assert [w.name for w in part.workloads] == ["w"]
-    assert [arm.name for arm in part.arms] == ["static"] and part.sweep is None
-    assert plan.part(["w", "v"]) == msgspec.structs.replace(plan, sweep=None)
+    assert [arm.name for arm in part.arms] == ["static"] and part.sweeps == []
+    assert plan.part(["w", "v"]) == msgspec.structs.replace(plan, sweeps=[])
     with pytest.raises(PlanError, match="no workload 'u', but w, v"):
         plan.part(["u"])
 
 
-def test_arms_and_a_search_from_the_command_line(tmp_path):
-    plan = read_plan(write(tmp_path, MINIMAL + '[sweep]\nworkload = "w"\nlow = 1\nhigh = 2\n'))
+def test_arms_and_searches_by_name(tmp_path):
+    text = MINIMAL + '[[workloads]]\nname = "v"\ntrace = "t.csv"\n'
+    for name in ("w", "v"):
+        text += f'[[sweeps]]\nworkload = "{name}"\nlow = 1\nhigh = 2\n'
+    plan = read_plan(write(tmp_path, text))
     assert plan.known_arms([]) == ["static", "morph"]
     assert plan.known_arms(["morph"]) == ["morph"]
     with pytest.raises(PlanError, match="no arm 'x', but static, morph"):
         plan.known_arms(["morph", "x"])
-    assert plan.search(None, None, None) == plan.sweep
-    assert plan.search("w", 0.5, None) == msgspec.structs.replace(plan.sweep, low=0.5)
-    with pytest.raises(PlanError, match="'v' is none of the plan's"):
-        plan.search("v", None, None)
-    with pytest.raises(PlanError, match="from 3 to 2"):
-        plan.search(None, 3, None)
-    with pytest.raises(PlanError, match=r"has no \[sweep\]"):
-        msgspec.structs.replace(plan, sweep=None).search(None, 1, 2)
+    assert [sweep.workload for sweep in plan.searches([])] == ["w", "v"]
+    assert plan.searches(["v"]) == plan.sweeps[1:]
+    with pytest.raises(PlanError, match="no sweep of a workload 'x', but w, v"):
+        plan.searches(["x"])
+    with pytest.raises(PlanError, match=r"has no \[\[sweeps\]\]"):
+        msgspec.structs.replace(plan, sweeps=[]).searches([])
 
 
 @pytest.mark.parametrize(
@@ -100,10 +102,18 @@ def test_a_plan_that_makes_no_sense_is_refused(tmp_path, old, new, reason):
         read_plan(write(tmp_path, MINIMAL.replace(old, new, 1)))
 
 
-def test_the_arms_of_a_sweep_must_be_the_plans(tmp_path):
-    sweep = '[sweep]\nworkload = "w"\nlow = 1\nhigh = 2\narms = ["static", "x"]\n'
-    with pytest.raises(PlanError, match="the sweep names 'x', which is none of the arms"):
-        read_plan(write(tmp_path, MINIMAL + sweep))
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ("high = 2", 'high = 2\narms = ["static", "x"]', "sweep of 'w' names 'x', which is none"),
+        ('workload = "w"', 'workload = "x"', "a sweep's workload 'x' is none of the plan's"),
+        ("low = 1", "low = 2", "from 2 to 2 requests/s has no room"),
+        ("high = 2", f"high = 2\n{SWEEP}", "two sweeps name the workload 'w'"),
+    ],
+)
+def test_a_sweep_that_makes_no_sense_is_refused(tmp_path, old, new, reason):
+    with pytest.raises(PlanError, match=reason):
+        read_plan(write(tmp_path, MINIMAL + SWEEP.replace(old, new, 1)))
 
 
 def test_a_missing_plan_is_refused():

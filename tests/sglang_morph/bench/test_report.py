@@ -22,7 +22,7 @@ PLAN = {
     "model": "m",
     "arms": [{"name": "one", "command": "x"}, {"name": "two", "command": "x"}],
     "workloads": [{"name": name, "trace": "t.csv"} for name in ("slow", "fast", "other")],
-    "sweep": {"workload": "slow", "low": 1.0, "high": 9.0},
+    "sweeps": [{"workload": "slow", "low": 1.0, "high": 9.0}],
 }
 
 

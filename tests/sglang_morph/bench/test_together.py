@@ -17,7 +17,7 @@ from sglang_morph.bench.plan import Arm, Plan, PlannedWorkload
 from sglang_morph.bench.report import notes
 from sglang_morph.bench.results import load_comparison
 from sglang_morph.bench.schedule import make_schedule
-from sglang_morph.bench.sweep import read_capacities
+from sglang_morph.bench.sweep import read_capacities, try_name
 from sglang_morph.bench.tables import arms_table
 from sglang_morph.bench.together_run import turns
 from sglang_morph.bench.workload import Workload
@@ -54,13 +54,20 @@ command = "{stub} --no-such-flag"
 name = "morph"
 command = "{stub} --slots 2 --memory-backend layer_swap"
 
-[sweep]
+[[sweeps]]
 workload = "first"
 low = 40.0
 high = 400.0
-steps = 3
+steps = 2
 duration_s = 0.28
 arms = ["static", "broken", "morph"]
+
+[[sweeps]]
+workload = "second"
+low = 40.0
+high = 400.0
+steps = 2
+arms = ["morph"]
 
 [[workloads]]
 name = "first"
@@ -206,22 +213,30 @@ def test_a_search_that_is_cut_off_has_as_many_tries_of_every_arm(
 
     status, text = bench("sweep", "--plan", plan, "--output", tmp_path)
     assert status == 2 and "no-such-flag" in text, "the others are done before it is told"
-    found = {capacity.arm: capacity for capacity in read_capacities(tmp_path)}
-    assert set(found) == {"static", "morph"} and all(c.over for c in found.values())
-    assert found["static"].tries[0].rate == 40.0 and found["static"].workload == "first"
-    tried = [path.stat().st_mtime for path in sorted(tmp_path.glob("sweep/*/first@40.000.jsonl"))]
-    later = [path.stat().st_mtime for path in tmp_path.glob("sweep/*/first@400.000.jsonl")]
-    assert len(tried) == 2 and all(max(tried) < at for at in later)
-    lines = (tmp_path / "sweep" / "morph" / "first@40.000.jsonl").read_text()
-    assert json.loads(lines)["requests"] == 6, "the window is the sweep's"
+    found = {(c.workload, c.arm): c for c in read_capacities(tmp_path)}
+    searches = [("first", "static"), ("first", "morph"), ("second", "morph")]
+    assert set(found) == set(searches) and all(c.over for c in found.values())
+    rounds = [
+        [
+            (tmp_path / "sweep" / workload / arm / f"{try_name(workload, rate)}.jsonl")
+            .stat()
+            .st_mtime_ns
+            for workload, arm in searches
+            for rate in [found[workload, arm].tries[step].rate]
+        ]
+        for step in range(2)
+    ]
+    assert rounds[0] == sorted(rounds[0]) and max(rounds[0]) < min(rounds[1])
+    assert found["first", "static"].tries[0].rate == pytest.approx((40 * 400) ** 0.5)
+    first = next((tmp_path / "sweep" / "first" / "morph").glob("first@*.jsonl"))
+    assert json.loads(first.read_text())["requests"] == 6, "the window is the sweep's"
+    assert len(list((tmp_path / "servers").glob("morph-*"))) == 2, "both searches on one server"
 
-    before = [path.stat().st_mtime_ns for path in tmp_path.glob("sweep/*/capacity.json")]
-    assert bench("sweep", "--plan", plan, "--output", tmp_path)[0] == 2
-    after = [path.stat().st_mtime_ns for path in tmp_path.glob("sweep/*/capacity.json")]
-    assert before == after, "a search that is over is not repeated"
-
-    status, text = bench("sweep", "--plan", plan, "--output", tmp_path, "--workload", "second")
-    assert status == 2 and "give another --output" in text
+    results = {path: path.stat().st_mtime_ns for path in tmp_path.glob("sweep/*/*/capacity.json")}
+    status, _ = bench("sweep", "--plan", plan, "--output", tmp_path, "--workload", "second")
+    assert status == 0, "the arm that doesn't start has no search there"
+    assert len(results) == 3 and all(p.stat().st_mtime_ns == at for p, at in results.items())
+    assert len(list((tmp_path / "servers").glob("morph-*"))) == 2, "what is over is not repeated"
 
 
 def test_slots_and_an_emulated_card_are_refused(plan: Path, tmp_path: Path) -> None:
