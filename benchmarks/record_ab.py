@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 from benchmarks.acceptance import ACCEPTANCE, Row, upsert
 from benchmarks.emulated_card import card_measures, is_card
 from sglang_morph.bench.comparison_run import PLAN
+from sglang_morph.bench.figures import Point, as_png, goodput_against_rate
 from sglang_morph.bench.measures import capacity_measure, measures
 from sglang_morph.bench.record import Record, read_record
 from sglang_morph.bench.report import write_report
@@ -95,6 +96,18 @@ def _write_searches(capacities: Iterable[Capacity], folder: Path, target: Path) 
     _write_lines(target / SWEEP_ROWS, rows)
     requests = (_requests(tried, name, arm=arm) for arm, tried, name in tries)
     _write_requests(target / SWEEP_REQUESTS, requests)
+    for workload, points in _points(capacities).items():
+        picture = as_png(goodput_against_rate(points))
+        (target / f"goodput-{workload}.png").write_bytes(picture)
+
+
+def _points(capacities: Iterable[Capacity]) -> dict[str, dict[str, list[Point]]]:
+    """By workload and arm: requests a second offered, and of those that met the SLO."""
+    points: dict[str, dict[str, list[Point]]] = {}
+    for capacity in capacities:
+        tried = [(t.rate, t.goodput) for t in capacity.tries]
+        points.setdefault(capacity.workload, {})[capacity.arm] = tried
+    return points
 
 
 def _write_lines(path: Path, rows: Iterable[dict]) -> None:

@@ -130,7 +130,9 @@ def test_a_sweep_alone_is_recorded(folder: Path, tmp_path: Path) -> None:
     record_ab(folder, "sweep_cpu", acceptance)
     assert [row.name for row in load(acceptance)] == ["ab.code.fast.capacity_rps"]
     kept = {file.name for file in (acceptance.parent / "sweep_cpu").iterdir()}
-    assert kept == {"sweep.jsonl", "sweep_rows.jsonl", "sweep_requests.parquet"}
+    assert kept == {
+        "sweep.jsonl", "sweep_rows.jsonl", "sweep_requests.parquet", "goodput-code.png"
+    }  # fmt: skip
 
 
 def test_a_folder_without_runs_is_refused(tmp_path: Path) -> None:
