@@ -49,6 +49,38 @@ class Held:
         return self.seconds >= self.required_s
 
 
+class Prevailing:
+    """How much longer a condition has held than it has not, lately; 0 at least.
+
+    A server whose memory is short reads as having room again and again for a step or two, whenever
+    a request ends and the next one has not been tried: at 40 requests a second that would start a
+    `Held` anew for as long as the shortage lasts. So a break only counts against the condition, for
+    as long as it was. What is counted stops at `required_s`: no shortage is remembered for longer.
+    Intervals count as in `Held`: at least three readings must agree.
+    """
+
+    def __init__(self, required_s: float) -> None:
+        self.required_s = required_s
+        self._longest_step_s = required_s / 2
+        self._held = False
+        self._last: float | None = None
+        self.seconds = 0.0
+        """Time counted so far."""
+
+    def reset(self) -> None:
+        self._held, self.seconds = False, 0.0
+
+    def observe(self, now: float, condition: bool) -> bool:
+        """Take in one reading; whether the condition holds and has prevailed long enough."""
+        step = 0.0 if self._last is None else max(0.0, now - self._last)
+        if not condition:
+            self.seconds = max(0.0, self.seconds - step)
+        elif self._held:
+            self.seconds = min(self.required_s, self.seconds + min(step, self._longest_step_s))
+        self._held, self._last = condition, now
+        return condition and self.seconds >= self.required_s
+
+
 class MoveLimit:
     """Minimum dwell, and at most `max_per_minute` moves in any 60 s.
 
@@ -75,12 +107,15 @@ class MoveLimit:
 
 
 class Hysteresis:
-    """Turns two conditions, read at every tick, into the permission to go up or down."""
+    """Turns two conditions, read at every tick, into the permission to go up or down.
+
+    To go up the reason must prevail, to go down it must hold without a break.
+    """
 
     def __init__(
         self, enter_hold_s: float, leave_hold_s: float, min_dwell_s: float, max_per_minute: int
     ) -> None:
-        self.enter = Held(enter_hold_s)
+        self.enter = Prevailing(enter_hold_s)
         self.leave = Held(leave_hold_s)
         self.limit = MoveLimit(min_dwell_s, max_per_minute)
         self._may_lower = self._may_restore = False

@@ -33,7 +33,7 @@ class PolicyOptions:
     enter_queue_delay_s: float | None = None
     """Age of the oldest waiting request, while none is admitted, above which precision falls."""
     enter_hold_s: float | None = None
-    """How long an enter condition must hold without a break."""
+    """How much longer an enter condition must hold than it does not."""
     leave_hold_s: float | None = None
     """How long the leave condition must hold without a break."""
     min_dwell_s: float | None = None

@@ -85,7 +85,7 @@ MODES: dict[str, ThresholdParameters] = {
 class ThresholdPolicy(Policy):
     """More levels while memory is short, none once the load fits the base pages again.
 
-    **Up** when, for `enter_hold_s` without a break, either the pages in use reach `enter_pressure`
+    **Up** when, for `enter_hold_s` longer than not, either the pages in use reach `enter_pressure`
     of the capacity that exists now, or the head of the queue finds no room and is older than
     `enter_queue_delay_s`. At level 0 capacity is the base, so the first test reads `pressure >=
     enter_pressure`; at a higher level the pages already lent raise the threshold in proportion.

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_morph.controller.guards import MINUTE_S, Hysteresis, MoveLimit
+from sglang_morph.controller.guards import MINUTE_S, Hysteresis, MoveLimit, Prevailing
 
 
 def test_the_last_move_of_a_minute_is_kept_for_a_restore() -> None:
@@ -66,3 +66,29 @@ def test_both_conditions_start_anew_after_a_move(hold: float) -> None:
     guard.moved(0.5)
     guard.observe(0.6, True, True)
     assert guard.may_lower == guard.may_restore == (hold == 0.0)
+
+
+def test_what_prevails_needs_three_readings_that_agree() -> None:
+    reason = Prevailing(1.0)
+    assert not reason.observe(0.0, True)
+    assert not reason.observe(100.0, True), "one long interval counts for half"
+    assert reason.observe(200.0, True)
+
+
+@given(st.lists(st.tuples(st.floats(0, 3), st.booleans()), max_size=100), st.floats(0.01, 2))
+def test_a_condition_prevails_only_if_it_held_longer_than_not(
+    readings: list[tuple[float, bool]], required: float
+) -> None:
+    reason, now, balances = Prevailing(required), 0.0, [0.0]
+    held = False
+    for gap, condition in readings:
+        now += gap
+        said = reason.observe(now, condition)
+        balances.append(balances[-1] + (gap if condition and held else -gap * (not condition)))
+        held = condition
+        if said:
+            assert condition and balances[-1] - min(balances) >= required - 1e-6
+        assert 0 <= reason.seconds <= required
+    now += 2 * required
+    reason.observe(now, False)
+    assert reason.seconds == 0, "a break longer than what is counted leaves nothing of it"
