@@ -32,6 +32,11 @@ _AB_COLUMNS = (
     ("capacity (requests/s)", "capacity_rps", "{:.3g}"),
 )
 """Header, last part of the row's name, how it is shown."""
+_SHORT = (
+    "P95 of the time to first token, share of the requests within the SLO and, where it was "
+    "searched, the highest rate sustained (requests/s)"
+)
+_MEASURED = "docs/benchmarks.md#measured"
 _ARMS = ("static", "layer_swap")
 _DEMO_ROWS = (
     ("requests completed", ("completed",)),
@@ -51,7 +56,7 @@ def results_section(rows: Sequence[Row]) -> str:
     """Markdown for the README: the demo's comparison, those on traces, and every missed bar."""
     demo = {row.name.removeprefix(_DEMO): row for row in rows if row.name.startswith(_DEMO)}
     parts = [_demo_table(demo)] if demo else []
-    parts += [table] if (table := ab_table(rows)) else []
+    parts += [table] if (table := ab_summary(rows)) else []
     parts += [text] if (text := _missed(rows)) else []
     return "\n\n".join(parts)
 
@@ -84,20 +89,56 @@ def _demo_table(demo: dict[str, Row]) -> str:
     return "\n".join([*lines, "", _origin(next(iter(demo.values())))])
 
 
+def ab_summary(rows: Sequence[Row]) -> str:
+    """The comparisons on traces in short: for each processor a column a trace and a line an arm."""
+    parts = [_ab_summary(processor, lines) for processor, lines in _comparisons(rows).items()]
+    return "\n\n".join(parts)
+
+
 def ab_table(rows: Sequence[Row]) -> str:
-    """The comparisons on traces, rows named `ab.TRACE.ARM.what`: a table for each processor, a line
-    for each trace and arm.
-    """
-    found: dict[str, dict[tuple[str, str], dict[str, Row]]] = {}
+    """All of them: for each processor a line for each trace and arm."""
+    parts = [_ab_table(processor, lines) for processor, lines in _comparisons(rows).items()]
+    return "\n\n".join(parts)
+
+
+Comparisons = dict[tuple[str, str], dict[str, Row]]
+"""By trace and arm, then by what was measured."""
+
+
+def _comparisons(rows: Sequence[Row]) -> dict[str, Comparisons]:
+    """By processor, of rows named `ab.TRACE.ARM.what`."""
+    found: dict[str, Comparisons] = {}
     for row in rows:
         if row.name.startswith(_AB):
             trace, arm, what = row.name.removeprefix(_AB).split(".", 2)
-            table = found.setdefault(_processor(row), {})
-            table.setdefault((trace, arm), {})[what] = row
-    return "\n\n".join(_ab_table(processor, lines) for processor, lines in found.items())
+            found.setdefault(_processor(row), {}).setdefault((trace, arm), {})[what] = row
+    return found
 
 
-def _ab_table(processor: str, arms: dict[tuple[str, str], dict[str, Row]]) -> str:
+def _ab_summary(processor: str, found: Comparisons) -> str:
+    traces = list(dict.fromkeys(trace for trace, _ in found))
+    lines = [_line("arm", *traces), _line("---", *("---:" for _ in traces))]
+    for arm in sorted({arm for _, arm in found}):
+        lines.append(_line(arm, *(_in_short(found.get((trace, arm), {})) for trace in traces)))
+    rows = (row for numbers in found.values() for row in numbers.values())
+    commands = ", ".join(sorted({f"`{_plan_of(row.command)}`" for row in rows}))
+    origin = f"Measured by {commands}; whole commands, dates and commits [here]({_MEASURED})."
+    return "\n".join([f"**{processor}**: {_SHORT}", "", *lines, "", origin])
+
+
+def _plan_of(command: str) -> str:
+    """The command without what follows its plan."""
+    before, flag, rest = command.partition(" --plan ")
+    return before + flag + rest.split(" ")[0]
+
+
+def _in_short(numbers: dict[str, Row]) -> str:
+    """P95 TTFT, share within the SLO, sustained rate: those that were measured."""
+    shown = (("p95_ttft_s", "{:.2f} s"), ("slo_attainment", "{:.0%}"), ("capacity_rps", "{:.3g}/s"))
+    return ", ".join(text.format(numbers[key].value) for key, text in shown if key in numbers)
+
+
+def _ab_table(processor: str, arms: Comparisons) -> str:
     header = ["trace", "arm", *(label for label, _, _ in _AB_COLUMNS)]
     lines = [_line(*header), _line("---", "---", *("---:" for _ in _AB_COLUMNS))]
     for (trace, arm), numbers in arms.items():

@@ -7,6 +7,7 @@ from benchmarks.readme_table import (
     BENCHMARKS,
     END,
     README,
+    ab_table,
     gpu_table,
     other_table,
     results_section,
@@ -39,12 +40,25 @@ def test_demo_rows_are_compared_side_by_side():
 
 def test_comparisons_have_a_line_for_each_trace_and_arm():
     faster = row("ab.code.swap.capacity_rps", 4.2, bar="", hardware="a GPU, 8 cores")
-    lines = results_section([*ROWS, faster]).splitlines()
+    lines = ab_table([*ROWS, faster]).splitlines()
     assert "| code | static | 12.50 | 50.0% |  |  |  |  |" in lines
     assert "| code | swap | 6.00 |  |  |  |  |  |" in lines
     assert lines.index("**a CPU**") < lines.index("**a GPU**")
     assert lines.index("**a GPU**") < lines.index("| code | swap |  |  |  |  |  | 4.2 |")
+    assert any("`make demo`" in line and "abc123" in line for line in lines)
+
+
+def test_the_readme_has_a_column_for_each_trace_and_a_line_for_each_arm():
+    more = [
+        row("ab.chat.static.p95_ttft_s", 3.0, bar=""),
+        row("ab.chat.static.capacity_rps", 4.2, bar="", command="x sweep --plan p.toml --output r"),
+    ]
+    lines = results_section([*ROWS, *more]).splitlines()
+    assert "| arm | code | chat |" in lines
+    assert "| static | 12.50 s, 50% | 3.00 s, 4.2/s |" in lines
+    assert "| swap | 6.00 s |  |" in lines
     assert not any(line.startswith("| ab.") for line in lines)
+    assert any("`make demo`, `x sweep --plan p.toml`;" in line for line in lines)
 
 
 def test_the_readme_lists_the_numbers_that_miss_their_bar_and_no_other():
