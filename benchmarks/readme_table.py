@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.acceptance import ACCEPTANCE, Row, load
+from sglang_morph.bench.measures import AT_LEAST
 
 README = Path(__file__).parents[1] / "README.md"
 BENCHMARKS = README.parent / "docs" / "benchmarks.md"
@@ -135,7 +136,11 @@ def _plan_of(command: str) -> str:
 def _in_short(numbers: dict[str, Row]) -> str:
     """P95 TTFT, share within the SLO, sustained rate: those that were measured."""
     shown = (("p95_ttft_s", "{:.2f} s"), ("slo_attainment", "{:.0%}"), ("capacity_rps", "{:.3g}/s"))
-    return ", ".join(text.format(numbers[key].value) for key, text in shown if key in numbers)
+    return ", ".join(_shown(numbers[key], form) for key, form in shown if key in numbers)
+
+
+def _shown(row: Row, form: str) -> str:
+    return ("≥ " if row.unit == AT_LEAST else "") + form.format(row.value)
 
 
 def _ab_table(processor: str, arms: Comparisons) -> str:
@@ -143,8 +148,7 @@ def _ab_table(processor: str, arms: Comparisons) -> str:
     lines = [_line(*header), _line("---", "---", *("---:" for _ in _AB_COLUMNS))]
     for (trace, arm), numbers in arms.items():
         cells = (
-            shown.format(numbers[key].value) if key in numbers else ""
-            for _, key, shown in _AB_COLUMNS
+            _shown(numbers[key], form) if key in numbers else "" for _, key, form in _AB_COLUMNS
         )
         lines.append(_line(trace, arm, *cells))
     origins = {_origin(row) for numbers in arms.values() for row in numbers.values()}

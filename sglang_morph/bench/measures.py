@@ -32,12 +32,17 @@ def measures(found: Comparison) -> list[Measure]:
     ]
 
 
+AT_LEAST = "requests/s or more"
+"""Unit of a capacity that is only known from below: no rate that was tried failed."""
+
+
 def capacity_measure(capacity: Capacity) -> Measure | None:
     """None where even the lowest rate tried was too much."""
     if capacity.sustained is None:
         return None
     name = f"ab.{capacity.workload}.{capacity.arm}.capacity_rps"
-    return Measure(name, round(capacity.sustained, 3), "requests/s")
+    unit = "requests/s" if capacity.failed is not None else AT_LEAST
+    return Measure(name, round(capacity.sustained, 3), unit)
 
 
 def write_measures(path: Path, found: Comparison, capacities: list[Capacity]) -> None:

@@ -52,11 +52,12 @@ def test_the_readme_has_a_column_for_each_trace_and_a_line_for_each_arm():
     more = [
         row("ab.chat.static.p95_ttft_s", 3.0, bar=""),
         row("ab.chat.static.capacity_rps", 4.2, bar="", command="x sweep --plan p.toml --output r"),
+        row("ab.chat.swap.capacity_rps", 9.0, unit="requests/s or more", bar=""),
     ]
     lines = results_section([*ROWS, *more]).splitlines()
     assert "| arm | code | chat |" in lines
     assert "| static | 12.50 s, 50% | 3.00 s, 4.2/s |" in lines
-    assert "| swap | 6.00 s |  |" in lines
+    assert "| swap | 6.00 s | ≥ 9/s |" in lines
     assert not any(line.startswith("| ab.") for line in lines)
     assert any("`make demo`, `x sweep --plan p.toml`;" in line for line in lines)
 
