@@ -64,7 +64,7 @@ MODES: dict[str, ThresholdParameters] = {
         enter_queue_delay_s=0.5,
         enter_hold_s=1.0,
         leave_hold_s=1.0,
-        max_transitions_per_minute=4,
+        max_transitions_per_minute=8,
         level_share=0.5,
     ),
     "default": ThresholdParameters(),

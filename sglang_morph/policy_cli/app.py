@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from sglang_morph.policy_cli.simulation import DEFAULT_TICK_S
 from sglang_morph.refuse import refuse
 
 app = typer.Typer(help="Try and compare policies without a server.", no_args_is_help=True)
@@ -98,7 +99,9 @@ def simulate(
     slo_tpot: Annotated[
         float | None, typer.Option(help="Time per output token to meet, seconds.")
     ] = None,
-    tick: Annotated[float, typer.Option(help="Seconds between two looks of the policy.")] = 0.05,
+    tick: Annotated[
+        float, typer.Option(help="Least seconds between two looks of the policy, one a step.")
+    ] = DEFAULT_TICK_S,
     seed: Annotated[int, typer.Option(help="Of --thin.")] = 0,
     plot: PlotOption = None,
     markdown: Annotated[

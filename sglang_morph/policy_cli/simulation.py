@@ -29,7 +29,9 @@ from sglang_morph.controller.policy import Decision, Policy
 from sglang_morph.controller.signals import Signals
 from sglang_morph.policy_cli.profile import ServerProfile
 
-DEFAULT_TICK_S = 0.05
+DEFAULT_TICK_S = 0.005
+"""Shorter than a step, so that the policy looks once a step, as in the server: a condition that
+flickers from step to step looks steadier where it is looked at less often."""
 IDLE_TICK_S = 1.0
 """At level 0 with nothing to do, where a tick can only let time pass."""
 LONGEST_REST_S = 120.0

@@ -203,7 +203,7 @@ def test_a_policy_is_replaced_with_its_parameters(system: SmallSystem) -> None:
     assert answer["result"] == "applied"
     assert isinstance(acting.policy, ThresholdPolicy)
     assert acting.policy.parameters.enter_pressure == 0.9
-    assert acting.policy.parameters.max_transitions_per_minute == 4  # the mode's
+    assert acting.policy.parameters.max_transitions_per_minute == 8  # the mode's
     assert acting.policy.max_level == 3  # as the server was started
     answer = operator.set_policy(
         {"policy": "slo", "parameters": {"max_level": None, "slo_percentile": 99}}
