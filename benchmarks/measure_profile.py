@@ -112,7 +112,7 @@ async def _first_token(server: Server, prompt: int, plan: Plan) -> float:
 
 
 async def _measure_level(
-    server: Server, level: int, plan: Plan, lower_s: float, restore_s: float
+    server: Server, level: int, plan: Plan, lower_s: float, restore_s: float, results_late: bool
 ) -> tuple[LevelProfile, float, int]:
     """The level, the overhead outside the scheduler seen at it, and the KV pages that exist."""
     status = await server.go_to(level)
@@ -121,14 +121,15 @@ async def _measure_level(
     room = capacity * 0.8
     batches = [n for n in plan.batches if n * (_SHORT_PROMPT + plan.steps) <= room]
     decode = [await _decode_step(server, n, _SHORT_PROMPT, plan) for n in batches]
-    context = [n for n in plan.prefill if 4 * (n + plan.steps) <= room][-1]
+    context = min(plan.prefill[-1], int(room / 4) - plan.steps)
     long_step = await _decode_step(server, 4, context, plan)
     short_step = Curve([float(n) for n in batches], decode).at(4)
     sizes = [n for n in plan.prefill if n <= room]
     first = [await _first_token(server, n, plan) for n in sizes]
     # A prefill of few tokens and a decode step of one request are the same work.
-    overhead = max(0.0, await _first_token(server, 2, plan) - decode[0])
-    seconds = [max(decode[0], value - overhead) for value in first]
+    late = decode[0] if results_late else 0.0
+    overhead = max(0.0, await _first_token(server, 2, plan) - decode[0] - late)
+    seconds = [max(decode[0], value - overhead - late) for value in first]
     profile = LevelProfile(
         name=f"level {level}",
         lent_pages=capacity - base,
@@ -166,12 +167,13 @@ async def measure(url: str, plan: Plan, name: str, hardware: str) -> ServerProfi
     timeout = aiohttp.ClientTimeout(total=600)
     async with aiohttp.ClientSession(url, timeout=timeout) as session:
         info, model = await _about(session)
+        late = info.get("device") == "cpu" and not info.get("disable_overlap_schedule")
         server = Server(session, vocabulary=30_000)
         top = (await server.get("/morph/status"))["policy"]["max_level"]
         await server.go_to(0)
         lower, restore = await _transition_times(server, top)
         found = [
-            await _measure_level(server, level, plan, lower[level], restore[level])
+            await _measure_level(server, level, plan, lower[level], restore[level], late)
             for level in range(top + 1)
         ]
         await server.go_to(0)
@@ -187,6 +189,7 @@ async def measure(url: str, plan: Plan, name: str, hardware: str) -> ServerProfi
         chunk_tokens=max(1, int(info.get("chunked_prefill_size") or 8192)),
         request_overhead_s=statistics.median(overhead for _, overhead, _ in found),
         levels=[level for level, _, _ in found],
+        results_late=late,
     )
 
 

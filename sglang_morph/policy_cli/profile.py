@@ -76,6 +76,10 @@ class ServerProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     request_overhead_s: _NotNegative
     """Part of the time to first token that passes outside the scheduler."""
     levels: Annotated[list[LevelProfile], msgspec.Meta(min_length=1)]
+    results_late: bool = False
+    """Whether a step's tokens are handed out only once the next step is done: SGLang's overlap
+    scheduling where launching a step is computing it, on a CPU.
+    """
 
     def __post_init__(self) -> None:
         if self.levels[0].lent_pages:

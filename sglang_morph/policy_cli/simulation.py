@@ -111,6 +111,9 @@ class _Request:
     output: int
     generated: int = 0
     first_token_s: float = -1.0
+    """When it is computed."""
+    late_s: float = 0.0
+    """How much later it is handed out."""
     joined_step: int = 0
     """Step number at which it joined the decode batch; it has `generated` tokens from before."""
     held: int = 0
@@ -156,6 +159,8 @@ class Simulation:
         self._waiting: deque[_Request] = deque()
         self._chunked: _Request | None = None
         """The request whose prefill is not complete."""
+        self._held_back: list[_Request] = []
+        """Those whose first token is computed and not handed out."""
         self._running: dict[int, _Request] = {}
         self._ends: list[tuple[int, int]] = []
         """(step number at which it ends, key in `_running`); a retracted one's entry is stale."""
@@ -380,7 +385,9 @@ class Simulation:
             return False
         self._last_busy = self.now
         level = self.level
-        self.now += self._profile.levels[level].prefill.at(tokens)
+        step_s = self._profile.levels[level].prefill.at(tokens)
+        self._hand_out(step_s)
+        self.now += step_s
         self._count_tokens(tokens, level)
         for request in batch:
             self._end_prefill(request)
@@ -432,6 +439,8 @@ class Simulation:
         request.generated += 1
         if request.first_token_s < 0:
             request.first_token_s = self.now
+            if self._profile.results_late:
+                self._held_back.append(request)
         if request.remaining == 0:
             self._used -= request.held
             self._answer(request)
@@ -442,6 +451,12 @@ class Simulation:
         self._running[key] = request
         self._end_steps += end
         heapq.heappush(self._ends, (end, key))
+
+    def _hand_out(self, step_s: float) -> None:
+        """The first tokens that wait for a step to be done, of one that takes `step_s` from now."""
+        for request in self._held_back:
+            request.late_s = step_s
+        self._held_back.clear()
 
     # Decode
 
@@ -457,6 +472,7 @@ class Simulation:
         profile = self._profile.levels[level]
         step_s = self._decode_s[level][size] + profile.decode_context_s * self._used
         steps = self._steps_until_event(size, step_s)
+        self._hand_out(step_s)
         self.now += steps * step_s
         self._steps += steps
         self._used += steps * size
@@ -541,7 +557,8 @@ class Simulation:
 
     def _answer(self, request: _Request) -> None:
         self._is_full = False
-        ttft = request.first_token_s - request.at_s + self._profile.request_overhead_s
+        first_s = request.first_token_s + request.late_s
+        ttft = first_s - request.at_s + self._profile.request_overhead_s
         tpot = None
         if request.output > 1:
             tpot = (self.now - request.first_token_s) / (request.output - 1)

@@ -40,6 +40,15 @@ def test_one_request_takes_its_prefill_and_its_steps() -> None:
     assert served.tpot_s == pytest.approx(0.01)
 
 
+def test_where_results_are_late_the_first_token_waits_for_the_next_step() -> None:
+    (served,) = run("full", [(2.0, 100, 11)], results_late=True).served
+    assert served.ttft_s == pytest.approx(0.1 + 0.01)
+    assert served.tpot_s == pytest.approx(0.01)
+    first, second = run("full", [(0.0, 100, 2), (0.05, 300, 2)], results_late=True).served
+    assert first.ttft_s == pytest.approx(0.1 + 0.3), "the other's prefill is the next step"
+    assert second.ttft_s == pytest.approx(0.05 + 0.3 + 0.01)
+
+
 def test_a_single_output_token_needs_no_decode_step() -> None:
     outcome = run("full", [(0.0, 100, 1), (0.0, 100, 1)])
     assert [served.tpot_s for served in outcome.served] == [None, None]
