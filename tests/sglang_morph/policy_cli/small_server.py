@@ -6,7 +6,10 @@ from sglang_morph.policy_cli.profile import SCHEMA_VERSION, Curve, LevelProfile,
 
 
 def small_profile(
-    base_pages: int = 1000, max_running: int = 64, chunk_tokens: int = 512
+    base_pages: int = 1000,
+    max_running: int = 64,
+    chunk_tokens: int = 512,
+    results_late: bool = False,
 ) -> ServerProfile:
     """1 ms a prefill token, 10 ms a decode step; every level lends half the base more."""
     return ServerProfile(
@@ -30,4 +33,5 @@ def small_profile(
             )
             for level in range(3)
         ],
+        results_late=results_late,
     )
