@@ -105,8 +105,7 @@ def _points(capacities: Iterable[Capacity]) -> dict[str, dict[str, list[Point]]]
     """By workload and arm: requests a second offered, and of those that met the SLO."""
     points: dict[str, dict[str, list[Point]]] = {}
     for capacity in capacities:
-        tried = [(t.rate, t.goodput) for t in capacity.tries]
-        points.setdefault(capacity.workload, {})[capacity.arm] = tried
+        points.setdefault(capacity.workload, {})[capacity.arm] = capacity.goodputs
     return points
 
 

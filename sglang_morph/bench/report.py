@@ -223,7 +223,7 @@ def rate_points(
                 lines.setdefault(arm, []).append(point)
     for capacity in capacities:
         lines = points.setdefault(traces.get(capacity.workload, capacity.workload), {})
-        lines.setdefault(capacity.arm, []).extend((t.rate, t.goodput) for t in capacity.tries)
+        lines.setdefault(capacity.arm, []).extend(capacity.goodputs)
     return points
 
 

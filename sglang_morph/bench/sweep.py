@@ -42,6 +42,11 @@ class Capacity(msgspec.Struct, frozen=True):
         return max(kept, default=None)
 
     @property
+    def goodputs(self) -> list[tuple[float, float]]:
+        """Requests a second offered, and of those that met the SLO, of every try."""
+        return [(t.rate, t.goodput) for t in self.tries]
+
+    @property
     def failed(self) -> float | None:
         """Lowest rate at which too many requests missed; None if there was none."""
         return min((t.rate for t in self.tries if t.attainment < self.wanted), default=None)
