@@ -187,7 +187,10 @@ def sweep(
         float | None, typer.Option(help="Try no more rates after this many s.")
     ] = None,
     workload: Annotated[
-        list[str] | None, typer.Option(help="Only this one's sweep; may be given again.")
+        list[str] | None, typer.Option(help="Only this one's sweeps. May be given again.")
+    ] = None,
+    arm: Annotated[
+        list[str] | None, typer.Option(help="Search this arm's only. May be given again.")
     ] = None,
 ) -> None:
     """Search the highest rate that each arm sustains within the SLO."""
@@ -203,7 +206,8 @@ def sweep(
     with _one_line_errors():
         prepared = _prepare(plan, None, gpu_memory_gib)
         sweeps = prepared.plan.searches(workload or [])
-        sweep_arms(prepared, sweeps, output, origin, RunLine, stop_after)
+        arms = prepared.plan.known_arms(arm or ())
+        sweep_arms(prepared, sweeps, arms, output, origin, RunLine, stop_after)
     typer.echo(markdown(capacity_table(read_capacities(output))))
 
 

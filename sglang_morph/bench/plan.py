@@ -156,7 +156,14 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             self._check_arms_of(workload)
         for sweep in self.sweeps:
             self._check_sweep(sweep)
-        _check_doubled("sweeps name the workload", [sweep.workload for sweep in self.sweeps])
+        _check_doubled(
+            "sweeps are of the workload and arm",
+            [
+                f"{sweep.workload}, {arm}"
+                for sweep in self.sweeps
+                for arm in self.arms_to_search(sweep)
+            ],
+        )
         if self.servers == "together" and self.gpu_memory_gib is not None:
             raise ValueError(
                 "servers started together can't size their memory by what is free; leave "
@@ -208,6 +215,9 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         known = [arm.name for arm in self.arms]
         _check_known("arm", names, known)
         return list(names) or known
+
+    def arms_to_search(self, sweep: Sweep) -> list[str]:
+        return sweep.arms or self.arms_of(sweep.workload)
 
     def searches(self, workloads: Sequence[str]) -> list[Sweep]:
         """The sweeps of these workloads, or all where none is named. Raises `PlanError`."""

@@ -40,12 +40,14 @@ from sglang_morph.demo.provenance import Provenance
 def sweep_arms(
     prepared: Prepared,
     sweeps: Sequence[Sweep],
+    names: Sequence[str],
     output: Path,
     origin: Provenance,
     make_progress: Callable[[str], Progress],
     stop_after_s: float | None = None,
 ) -> None:
-    """Do every arm's searches that aren't over yet; with `stop_after_s` begin no try later.
+    """Do the searches of the arms of these names that aren't over yet; with `stop_after_s` begin no
+    try later.
 
     An arm whose server fails is left out, and the error raised once the others are done. Raises
     `ServerFailed`, `NotSettled`.
@@ -57,8 +59,8 @@ def sweep_arms(
     pending = [
         (sweep, arm)
         for sweep in sweeps
-        for arm in sweep.arms or plan.arms_of(sweep.workload)
-        if (sweep.workload, arm) not in over
+        for arm in plan.arms_to_search(sweep)
+        if arm in names and (sweep.workload, arm) not in over
     ]
     arms = list(dict.fromkeys(arm for _, arm in pending))
     for group in [arms] if plan.servers == "together" else [[arm] for arm in arms]:

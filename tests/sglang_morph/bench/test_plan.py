@@ -79,6 +79,13 @@ def test_arms_and_searches_by_name(tmp_path):
         msgspec.structs.replace(plan, sweeps=[]).searches([])
 
 
+def test_the_arms_of_a_workload_may_be_searched_apart(tmp_path):
+    low = SWEEP + 'arms = ["static"]\n'
+    high = low.replace("static", "morph").replace("1", "4").replace("2", "8")
+    plan = read_plan(write(tmp_path, MINIMAL + low + high))
+    assert [plan.arms_to_search(sweep) for sweep in plan.searches(["w"])] == [["static"], ["morph"]]
+
+
 @pytest.mark.parametrize(
     ("old", "new", "reason"),
     [
@@ -108,7 +115,7 @@ def test_a_plan_that_makes_no_sense_is_refused(tmp_path, old, new, reason):
         ("high = 2", 'high = 2\narms = ["static", "x"]', "sweep of 'w' names 'x', which is none"),
         ('workload = "w"', 'workload = "x"', "a sweep's workload 'x' is none of the plan's"),
         ("low = 1", "low = 2", "from 2 to 2 requests/s has no room"),
-        ("high = 2", f"high = 2\n{SWEEP}", "two sweeps name the workload 'w'"),
+        ("high = 2", f"high = 2\n{SWEEP}", "two sweeps are of the workload and arm 'w, morph'"),
     ],
 )
 def test_a_sweep_that_makes_no_sense_is_refused(tmp_path, old, new, reason):

@@ -239,6 +239,14 @@ def test_a_search_that_is_cut_off_has_as_many_tries_of_every_arm(
     assert len(list((tmp_path / "servers").glob("morph-*"))) == 2, "what is over is not repeated"
 
 
+def test_one_arm_can_be_searched_alone(plan: Path, tmp_path: Path) -> None:
+    status, _ = bench("sweep", "--plan", plan, "--output", tmp_path, "--arm", "static")
+    assert status == 0, "the arm that doesn't start is none of it"
+    assert [(c.workload, c.arm) for c in read_capacities(tmp_path)] == [("first", "static")]
+    status, text = bench("sweep", "--plan", plan, "--output", tmp_path, "--arm", "x")
+    assert status == 2 and "no arm 'x'" in text
+
+
 def test_slots_and_an_emulated_card_are_refused(plan: Path, tmp_path: Path) -> None:
     status, text = bench("ab", "--plan", plan, "--output", tmp_path, "--time-budget", 600)
     assert status == 2 and "--stop-after" in text
