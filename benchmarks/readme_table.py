@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.acceptance import ACCEPTANCE, Row, load
-from sglang_morph.bench.measures import AT_LEAST
+from sglang_morph.bench.measures import AT_LEAST, LESS_THAN
 
 README = Path(__file__).parents[1] / "README.md"
 BENCHMARKS = README.parent / "docs" / "benchmarks.md"
@@ -37,6 +37,10 @@ _SHORT = (
     "P95 of the time to first token, share of the requests within the SLO and, where it was "
     "searched, the highest rate sustained (requests/s)"
 )
+_BOUNDS = {AT_LEAST: "≥ ", LESS_THAN: "< "}
+"""Before a value, by its unit."""
+_TUNED = "-tuned"
+"""Ends the name of a workload whose arms have SGLang's own options set as well as is known."""
 _MEASURED = "docs/benchmarks.md#measured"
 _ARMS = ("static", "layer_swap")
 _DEMO_ROWS = (
@@ -91,7 +95,10 @@ def _demo_table(demo: dict[str, Row]) -> str:
 
 
 def ab_summary(rows: Sequence[Row]) -> str:
-    """The comparisons on traces in short: for each processor a column a trace and a line an arm."""
+    """The comparisons on traces in short: for each processor a column a trace and a line an arm.
+
+    Without a trace that was compared again with every arm tuned.
+    """
     parts = [_ab_summary(processor, lines) for processor, lines in _comparisons(rows).items()]
     return "\n\n".join(parts)
 
@@ -117,6 +124,8 @@ def _comparisons(rows: Sequence[Row]) -> dict[str, Comparisons]:
 
 
 def _ab_summary(processor: str, found: Comparisons) -> str:
+    compared = {trace for (trace, _), numbers in found.items() if "p95_ttft_s" in numbers}
+    found = {key: numbers for key, numbers in found.items() if key[0] + _TUNED not in compared}
     traces = list(dict.fromkeys(trace for trace, _ in found))
     lines = [_line("arm", *traces), _line("---", *("---:" for _ in traces))]
     for arm in sorted({arm for _, arm in found}):
@@ -140,7 +149,7 @@ def _in_short(numbers: dict[str, Row]) -> str:
 
 
 def _shown(row: Row, form: str) -> str:
-    return ("≥ " if row.unit == AT_LEAST else "") + form.format(row.value)
+    return _BOUNDS.get(row.unit, "") + form.format(row.value)
 
 
 def _ab_table(processor: str, arms: Comparisons) -> str:

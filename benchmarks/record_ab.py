@@ -64,12 +64,7 @@ def _compared(found: Comparison, raw: str) -> list[Row]:
 
 
 def _sustained(capacities: Iterable[Capacity], raw: str) -> list[Row]:
-    """Of the arms that kept at least one of the rates tried."""
-    return [
-        Row(**asdict(measure), **capacity.origin, raw=raw)
-        for capacity in capacities
-        if (measure := capacity_measure(capacity)) is not None
-    ]
+    return [Row(**asdict(capacity_measure(c)), **c.origin, raw=raw) for c in capacities]
 
 
 def _write_comparison(found: Comparison, folder: Path, target: Path) -> None:

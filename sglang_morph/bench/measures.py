@@ -34,22 +34,24 @@ def measures(found: Comparison) -> list[Measure]:
 
 AT_LEAST = "requests/s or more"
 """Unit of a capacity that is only known from below: no rate that was tried failed."""
+LESS_THAN = "requests/s, and less"
+"""Unit of a capacity that is only known from above: every rate that was tried failed."""
 
 
-def capacity_measure(capacity: Capacity) -> Measure | None:
-    """None where even the lowest rate tried was too much."""
-    if capacity.sustained is None:
-        return None
+def capacity_measure(capacity: Capacity) -> Measure:
+    """The highest rate kept; the lowest one tried where none was."""
     name = f"ab.{capacity.workload}.{capacity.arm}.capacity_rps"
+    if capacity.sustained is None:
+        return Measure(name, round(min(t.rate for t in capacity.tries), 3), LESS_THAN)
     unit = "requests/s" if capacity.failed is not None else AT_LEAST
     return Measure(name, round(capacity.sustained, 3), unit)
 
 
 def write_measures(path: Path, found: Comparison, capacities: list[Capacity]) -> None:
     """As JSON, with where they come from."""
-    sustained = [capacity_measure(capacity) for capacity in capacities]
+    kept = [*measures(found), *(capacity_measure(capacity) for capacity in capacities)]
     content = {
         **found.runs[0].report["origin"],
-        "measures": [asdict(m) for m in [*measures(found), *sustained] if m is not None],
+        "measures": [asdict(measure) for measure in kept],
     }
     path.write_bytes(orjson.dumps(content, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))

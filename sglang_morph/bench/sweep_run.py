@@ -106,20 +106,25 @@ class _Sweeping:
             ready = [
                 arm
                 for arm, session in sessions.items()
-                if self._goes_on(partial(self._make_ready, session, began))
+                if self._goes_on(session, partial(self._make_ready, session, began))
             ]
             searches = [
                 self._search(sessions[arm], sweep) for sweep, arm in pending if arm in ready
             ]
             while searches:
-                searches = [s for s in searches if self._goes_on(partial(self._step, s, slo))]
+                searches = [
+                    s for s in searches if self._goes_on(s.session, partial(self._step, s, slo))
+                ]
 
-    def _goes_on(self, action: Callable[[], bool]) -> bool:
-        """What `action` says, but False where the server fails."""
+    def _goes_on(self, session: ArmSession, action: Callable[[], bool]) -> bool:
+        """What `action` says, but False where the server fails, which is then ended: it would take
+        time from those that are measured.
+        """
         try:
             return action()
         except RUN_ERRORS as error:
             self.failed.append(error)
+            session.process.stop()
             return False
 
     def _started(self, stack: ExitStack, arm: str) -> ArmSession:

@@ -158,12 +158,16 @@ class _Together:
         self._attempt(turn.run.arm, partial(session.measure, turn.workload, slo, folder, progress))
 
     def _attempt(self, arm: str, action: Callable[[], object]) -> None:
-        """Do it and save the reports of the arm's runs; leave the arm out where it fails."""
+        """Do it and save the reports of the arm's runs; where it fails, leave the arm out.
+
+        Its server is ended then: it would take time from those that are measured.
+        """
         session = self._sessions[arm]
         try:
             action()
         except RUN_ERRORS as error:
             session.report.error = describe(error)
+            session.process.stop()
             del self._sessions[arm]
         for run in self._runs:
             if run.arm == arm:

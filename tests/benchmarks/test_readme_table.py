@@ -7,6 +7,7 @@ from benchmarks.readme_table import (
     BENCHMARKS,
     END,
     README,
+    ab_summary,
     ab_table,
     gpu_table,
     other_table,
@@ -53,13 +54,22 @@ def test_the_readme_has_a_column_for_each_trace_and_a_line_for_each_arm():
         row("ab.chat.static.p95_ttft_s", 3.0, bar=""),
         row("ab.chat.static.capacity_rps", 4.2, bar="", command="x sweep --plan p.toml --output r"),
         row("ab.chat.swap.capacity_rps", 9.0, unit="requests/s or more", bar=""),
+        row("ab.chat.slow.capacity_rps", 1.5, unit="requests/s, and less", bar=""),
     ]
     lines = results_section([*ROWS, *more]).splitlines()
     assert "| arm | code | chat |" in lines
     assert "| static | 12.50 s, 50% | 3.00 s, 4.2/s |" in lines
     assert "| swap | 6.00 s | ≥ 9/s |" in lines
+    assert "| slow |  | < 1.5/s |" in lines
     assert not any(line.startswith("| ab.") for line in lines)
     assert any("`make demo`, `x sweep --plan p.toml`;" in line for line in lines)
+
+
+def test_a_trace_that_was_compared_again_with_tuned_arms_is_not_in_short():
+    searched = row("ab.code-tuned.swap.capacity_rps", 9.0, bar="")
+    assert "| arm | code | code-tuned |" in ab_summary([*ROWS, searched]).splitlines()
+    compared = row("ab.code-tuned.swap.p95_ttft_s", 1.0, bar="")
+    assert "| arm | code-tuned |" in ab_summary([*ROWS, compared]).splitlines()
 
 
 def test_the_readme_lists_the_numbers_that_miss_their_bar_and_no_other():

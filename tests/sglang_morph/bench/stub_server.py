@@ -1,6 +1,7 @@
 """A stand-in for a server: real sockets, SGLang's and OpenAI's event streams, no model.
 
 python -m tests.sglang_morph.bench.stub_server --port PORT [--slots N] [--tbt SECONDS]
+    [--start-after SECONDS]
     [--memory-backend layer_swap --morph-event-log FILE [--morph-policy manual]]
 
 At most `--slots` requests are answered at a time, each a token every `--tbt` seconds; the others
@@ -214,6 +215,7 @@ async def main() -> None:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--slots", type=int, default=10_000)
     parser.add_argument("--tbt", type=float, default=0.01)
+    parser.add_argument("--start-after", type=float, default=0.0)
     parser.add_argument("--memory-backend", default="static")
     parser.add_argument("--morph-event-log")
     parser.add_argument("--morph-policy", default="threshold")
@@ -221,6 +223,7 @@ async def main() -> None:
     options = parser.parse_args()
     manual = options.morph_policy == "manual"
     stub = Stub(options.slots, options.tbt, options.morph_event_log, manual)
+    await asyncio.sleep(options.start_after)
     server = await asyncio.start_server(stub.serve, options.host, options.port, limit=2**22)
     async with server:
         await server.serve_forever()

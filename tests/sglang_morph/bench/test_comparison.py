@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from sglang_morph.bench.arm_run import EVENTS
 from sglang_morph.bench.cli import app
-from sglang_morph.bench.measures import AT_LEAST, capacity_measure, measures
+from sglang_morph.bench.measures import AT_LEAST, LESS_THAN, capacity_measure, measures
 from sglang_morph.bench.outcome import read_outcomes
 from sglang_morph.bench.results import load_comparison
 from sglang_morph.bench.sweep import Capacity, Try, read_capacities
@@ -202,9 +202,11 @@ def test_numbers_to_keep_have_names_by_workload_and_arm(done):
     capacity = Capacity("dummy", "burst", 0.9, [Try(2.0, 1.0, 2.0), Try(8.0, 0.5, 4.0)], over=True)
     kept = {m.name: m.value for m in [*measures(found), capacity_measure(capacity)]}
     assert kept["ab.burst.dummy.capacity_rps"] == 2.0
-    assert capacity_measure(Capacity("dummy", "burst", 0.9, [Try(2.0, 0.0, 0.0)], True)) is None
+    missed = [Try(2.0, 0.0, 0.0), Try(1.5, 0.1, 0.1)]
+    below = capacity_measure(Capacity("dummy", "burst", 0.9, missed, True))
+    assert (below.value, below.unit) == (1.5, LESS_THAN)
     held = capacity_measure(Capacity("dummy", "burst", 0.9, [Try(2.0, 1.0, 2.0)], True))
-    assert held is not None and (held.value, held.unit) == (2.0, AT_LEAST)
+    assert (held.value, held.unit) == (2.0, AT_LEAST)
     assert kept["ab.burst.static.full_precision_token_share"] == 1.0
     assert kept["ab.burst.morph.full_precision_token_share"] < 1
     assert {"ab.burst.static.p95_ttft_s", "ab.burst.morph.slo_attainment"} <= kept.keys()

@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 
 from sglang_morph.bench.arm_run import CONTROL
 from sglang_morph.bench.cli import app
-from sglang_morph.bench.plan import Arm, Plan, PlannedWorkload
+from sglang_morph.bench.plan import Arm, Plan, PlannedWorkload, read_plan
+from sglang_morph.bench.progress import RunLine
 from sglang_morph.bench.report import notes
 from sglang_morph.bench.results import load_comparison
 from sglang_morph.bench.schedule import make_schedule
@@ -245,6 +246,27 @@ def test_one_arm_can_be_searched_alone(plan: Path, tmp_path: Path) -> None:
     assert [(c.workload, c.arm) for c in read_capacities(tmp_path)] == [("first", "static")]
     status, text = bench("sweep", "--plan", plan, "--output", tmp_path, "--arm", "x")
     assert status == 2 and "no arm 'x'" in text
+
+
+@pytest.mark.parametrize("command", ["ab", "sweep"])
+def test_a_server_that_is_late_to_start_is_ended_before_anything_is_measured(
+    plan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    late = PLAN.replace("--no-such-flag", "--start-after 600")
+    late = late.replace("settle_timeout_s", "start_timeout_s = 8\nsettle_timeout_s")
+    path = plan.parent / "late.toml"
+    path.write_text(late.format(model=read_plan(plan).model, stub=STUB))
+    late_while_measured: list[bool] = []
+
+    def note(*_: object) -> None:
+        commands = [process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])]
+        late_while_measured.append(any("--start-after" in words for words in commands))
+
+    monkeypatch.setattr(RunLine, "replaying", note)
+    arms = ["--arm", "static", "--arm", "broken"]
+    status, text = bench(command, "--plan", path, "--output", tmp_path, *arms)
+    assert status == (3 if command == "ab" else 2), text
+    assert late_while_measured and not any(late_while_measured)
 
 
 def test_slots_and_an_emulated_card_are_refused(plan: Path, tmp_path: Path) -> None:
