@@ -57,10 +57,15 @@ def record_ab(folder: Path, name: str, acceptance: Path) -> None:
 
 
 def _compared(found: Comparison, raw: str) -> list[Row]:
-    origin = found.runs[0].report["origin"]
-    compared = [m for m in measures(found) if not is_card(m.name.split(".")[1])]
+    origins = {run.arm: run.report["origin"] for run in reversed(found.runs)}
+    kept = []
+    for measure in measures(found):
+        _, workload, arm, _ = measure.name.split(".")
+        if not is_card(workload):
+            kept.append(Row(**asdict(measure), **origins[arm], raw=raw))
+    first = found.runs[0].report["origin"]
     card = card_measures(list(_rows(found)))
-    return [Row(**asdict(m), **origin, raw=raw) for m in (*compared, *card)]
+    return [*kept, *(Row(**asdict(measure), **first, raw=raw) for measure in card)]
 
 
 def _sustained(capacities: Iterable[Capacity], raw: str) -> list[Row]:

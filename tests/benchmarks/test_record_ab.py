@@ -69,7 +69,8 @@ def folder(tmp_path: Path) -> Path:
         run = root / "runs" / f"block00-{arm}-0"
         run.mkdir(parents=True)
         write_record(run, "code", record(first_s))
-        report = {"arm": arm, "origin": ORIGIN, "error": None, "memory": {}}
+        origin = dict(ORIGIN, command=f"{ORIGIN['command']} --arm {arm}")
+        report = {"arm": arm, "origin": origin, "error": None, "memory": {}}
         (run / RUN).write_bytes(orjson.dumps(report))
         (run / DONE).touch()
     sweep = dict(ORIGIN, command="sglang-morph bench sweep --plan plan.toml --output runs")
@@ -87,7 +88,8 @@ def test_every_number_gets_a_row_with_its_origin(folder: Path, tmp_path: Path) -
     assert rows["ab.code.slow.slo_attainment"].value == 0
     assert rows["ab.code.fast.slo_attainment"].value == 1
     assert rows["ab.code.fast.full_precision_token_share"].value == 1
-    assert rows["ab.code.fast.throughput"].command == ORIGIN["command"]
+    for arm in ("slow", "fast"):
+        assert rows[f"ab.code.{arm}.throughput"].command == f"{ORIGIN['command']} --arm {arm}"
     assert rows["ab.code.fast.capacity_rps"].value == 2.0
     assert "bench sweep" in rows["ab.code.fast.capacity_rps"].command
     assert {row.raw for row in rows.values()} == {"benchmarks/results/ab_cpu"}
