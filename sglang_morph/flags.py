@@ -148,6 +148,13 @@ FLAGS: tuple[Flag, ...] = (
         "SECONDS",
         "threshold: precision falls when the oldest request that finds no room waited this long.",
     ),
+    Flag(
+        "enter_late_s",
+        float,
+        "SECONDS",
+        "threshold, slo: precision falls also when the oldest request waited this long although "
+        "there is room for it (none given: it does not). For GPUs, where FP8 computes faster.",
+    ),
     Flag("enter_hold_s", float, "SECONDS", "How long a reason to lower precision must hold."),
     Flag("leave_hold_s", float, "SECONDS", "How long the reason to restore precision must hold."),
     Flag("min_dwell_s", float, "SECONDS", "Shortest stay at a level."),

@@ -40,6 +40,7 @@ class MorphServerArgs(ServerArgs):
     morph_enter_pressure: float | None = DEFAULTS.enter_pressure
     morph_leave_pressure: float | None = DEFAULTS.leave_pressure
     morph_enter_queue_delay_s: float | None = DEFAULTS.enter_queue_delay_s
+    morph_enter_late_s: float | None = DEFAULTS.enter_late_s
     morph_enter_hold_s: float | None = DEFAULTS.enter_hold_s
     morph_leave_hold_s: float | None = DEFAULTS.leave_hold_s
     morph_min_dwell_s: float | None = DEFAULTS.min_dwell_s

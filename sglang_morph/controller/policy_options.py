@@ -32,6 +32,9 @@ class PolicyOptions:
     """Used KV pages over *base* pages, at or below which precision returns."""
     enter_queue_delay_s: float | None = None
     """Age of the oldest waiting request, while none is admitted, above which precision falls."""
+    enter_late_s: float | None = None
+    """Age of the oldest waiting request from which precision falls also where there is room for it,
+    for hardware that computes lower precision faster (`Lateness`); None: it never does."""
     enter_hold_s: float | None = None
     """How much longer an enter condition must hold than it does not."""
     leave_hold_s: float | None = None

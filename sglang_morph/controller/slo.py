@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 from sglang_morph.controller.guards import Hysteresis
+from sglang_morph.controller.lateness import Lateness
 from sglang_morph.controller.policy import Decision, Policy
 from sglang_morph.controller.policy_options import (
     PolicyOptions,
@@ -39,6 +40,7 @@ class SloParameters:
     tpot_target_s: float = 0.2
     quality_budget: float = 0.5
     quality_burst_s: float = 300.0
+    enter_late_s: float | None = None
     enter_hold_s: float = 0.2
     leave_hold_s: float = 4.0
     min_dwell_s: float = 1.0
@@ -49,6 +51,7 @@ class SloParameters:
         check_positive(self, "ttft_target_s", "tpot_target_s", "quality_burst_s")
         check_seconds(self, "enter_hold_s", "leave_hold_s", "min_dwell_s")
         check_cap(self.max_transitions_per_minute)
+        Lateness(self.enter_late_s)
         if not 0 <= self.quality_budget <= 1:
             raise ValueError(
                 f"{flag('quality_budget')} is {self.quality_budget}: give a share of time, 0 to 1"
@@ -129,8 +132,9 @@ class SloPolicy(Policy):
     demand cause both; whatever urgency does, constant demand gives at most one change of direction,
     and the level is monotone from then on. Two things can still make it come and go: demand that
     itself shrinks when the server gets faster, for which lasting violations lower `leave` to 0.40
-    within seconds while it takes two minutes to relax; and a spent budget, which has to interrupt.
-    Its period is `REFILL_SHARE * quality_burst_s / quality_budget` seconds or more.
+    within seconds while it takes two minutes to relax (but not if `enter_late_s` lowered precision:
+    then waits of less than half of that suffice); and a spent budget, which has to interrupt. Its
+    period is `REFILL_SHARE * quality_burst_s / quality_budget` seconds or more.
 
     **Budget.** When it is spent the target is level 0, whatever the pressure, and no emergency
     lowers precision either (`relieves`), until a quarter of the burst has been earned back.
@@ -151,6 +155,7 @@ class SloPolicy(Policy):
             self.parameters.min_dwell_s,
             self.parameters.max_transitions_per_minute,
         )
+        self._lateness = Lateness(self.parameters.enter_late_s)
         self._level = 0
         self._rises_in_a_row = 0
 
@@ -178,13 +183,11 @@ class SloPolicy(Policy):
         self.urgency.observe(now, self._load(signals))
         self.budget.observe(now, level > 0)
         full = signals.used_pages >= self.enter_pressure * signals.capacity_pages
-        crowded = full or (
-            signals.admission_blocked and signals.oldest_wait_s >= self.enter_queue_delay_s
-        )
+        crowded = full or self._is_blocked(signals) or self._lateness.holds(signals)
         if not crowded:
             self._rises_in_a_row = 0
         self._level = level
-        calm = signals.fits_base(self.leave_pressure)
+        calm = signals.fits_base(self.leave_pressure) and self._lateness.is_over(signals)
         spent = self.budget.is_spent
         self._guard.observe(now, crowded and not spent, calm)
         if level > 0 and spent and self._guard.limit.may_restore(now):
@@ -220,6 +223,9 @@ class SloPolicy(Policy):
             "quality_credit_s": self.budget.credit_s,
         }
 
+    def _is_blocked(self, signals: Signals) -> bool:
+        return signals.admission_blocked and signals.oldest_wait_s >= self.enter_queue_delay_s
+
     def _load(self, signals: Signals) -> float:
         ttft = max(signals.ttft_s, signals.oldest_wait_s)
         return max(
@@ -231,5 +237,7 @@ class SloPolicy(Policy):
         if full:
             used = signals.used_pages / signals.capacity_pages
             return f"{used:.2f} of the pages used >= {self.enter_pressure:.2f} ({urgency})"
+        if not self._is_blocked(signals):
+            return f"{self._lateness.reason(signals)} ({urgency})"
         wait, delay = signals.oldest_wait_s, self.enter_queue_delay_s
         return f"admission blocked, oldest wait {wait:.2f} s >= {delay:.2f} s ({urgency})"

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 from sglang_morph.controller.guards import Hysteresis
+from sglang_morph.controller.lateness import Lateness
 from sglang_morph.controller.policy import Decision, Policy
 from sglang_morph.controller.policy_options import (
     PolicyOptions,
@@ -23,6 +24,7 @@ class ThresholdParameters:
     enter_pressure: float = 0.85
     leave_pressure: float = 0.60
     enter_queue_delay_s: float = 0.1
+    enter_late_s: float | None = None
     enter_hold_s: float = 0.2
     leave_hold_s: float = 4.0
     min_dwell_s: float = 1.0
@@ -55,6 +57,7 @@ class ThresholdParameters:
             "lookahead_s",
         )
         check_cap(self.max_transitions_per_minute)
+        Lateness(self.enter_late_s)
 
 
 MODES: dict[str, ThresholdParameters] = {
@@ -96,6 +99,10 @@ class ThresholdPolicy(Policy):
     It goes up `first_step` levels at least, and twice, then four times as far while the condition
     does not let up, where the capacity of the levels is not known or requests grow past it.
 
+    With an `enter_late_s`, a request that waits that long is a reason too where there is room for
+    it (see `Lateness`); the levels that it takes are those of a condition that does not let up,
+    since no level is known to be fast enough. Precision returns once nobody waits half as long.
+
     With a `lookahead_s`, pages count as in use that will be in that time if tokens go on arriving
     faster than they are served. That is the earliest sign of a burst, and a weak one: it counts
     only above `leave_pressure`, so a few long prompts on an idle server move nothing.
@@ -128,6 +135,7 @@ class ThresholdPolicy(Policy):
             self.parameters.min_dwell_s,
             self.parameters.max_transitions_per_minute,
         )
+        self._lateness = Lateness(self.parameters.enter_late_s)
         self._arrived = RateWindow()
         self._served = RateWindow()
         self._level = 0
@@ -137,8 +145,9 @@ class ThresholdPolicy(Policy):
         level = signals.level
         used = self._expected_pages(signals) if self.parameters.lookahead_s else signals.used_pages
         full = used >= self.parameters.enter_pressure * signals.capacity_pages
-        crowded = full or self._is_blocked(signals)
-        calm = signals.fits_base(self.parameters.leave_pressure)
+        crowded = full or self._is_blocked(signals) or self._lateness.holds(signals)
+        fits = signals.fits_base(self.parameters.leave_pressure)
+        calm = fits and self._lateness.is_over(signals)
         if not crowded:
             self._rises_in_a_row = 0
         self._level = level
@@ -190,6 +199,8 @@ class ThresholdPolicy(Policy):
             threshold = self.parameters.enter_pressure * signals.capacity_pages / signals.base_pages
             what = "pressure" if used == signals.used_pages else "expected pressure"
             cause = f"{what} {used / signals.base_pages:.2f} >= {threshold:.2f}"
+        elif not self._is_blocked(signals):
+            cause = self._lateness.reason(signals)
         else:
             delay = self.parameters.enter_queue_delay_s
             cause = f"admission blocked, oldest wait {signals.oldest_wait_s:.2f} s >= {delay:.2f} s"

@@ -22,8 +22,14 @@ ARMS = {
     "performance": PolicyOptions(mode="performance"),
     "two_mode": PolicyOptions(policy="two_mode"),
     "slo": PolicyOptions(policy="slo", quality_budget=1.0),
+    "late": PolicyOptions(enter_late_s=0.5),
+    "slo, late": PolicyOptions(policy="slo", quality_budget=1.0, enter_late_s=0.5),
 }
+FOR_ROOM_ONLY = {name: options for name, options in ARMS.items() if options.enter_late_s is None}
 arms = pytest.mark.parametrize("options", ARMS.values(), ids=ARMS.keys())
+arms_for_room_only = pytest.mark.parametrize(
+    "options", FOR_ROOM_ONLY.values(), ids=FOR_ROOM_ONLY.keys()
+)
 
 Tick = tuple[float, int, int, float, str]
 ticks = st.lists(
@@ -115,7 +121,7 @@ def test_none_stays_down_once_pressure_is_gone(
     assert level == 0
 
 
-@arms
+@arms_for_room_only
 @given(
     st.lists(
         st.tuples(st.floats(0, 5), st.integers(0, 400), st.integers(0, 20_000), st.floats(0, 30)),

@@ -132,6 +132,14 @@ def test_latency_alone_lowers_nothing_at_low_pressure(signals: MakeSignals) -> N
     assert drive(policy, reading, 100.0) == []
 
 
+def test_with_a_wait_given_lateness_lowers_within_the_budget(signals: MakeSignals) -> None:
+    options = PolicyOptions(enter_late_s=0.5, quality_budget=0.0, quality_burst_s=5.0)
+    policy = SloPolicy(options, TOP)
+    late = lambda now, level: signals(now, 600, level, waiting=2, oldest_wait_s=1.0)  # noqa: E731
+    made = drive(policy, late, 30.0)
+    assert [level for _, level in made] == [1, 3, TOP, 0], "up while late, until all is spent"
+
+
 class Plant:
     """A server under constant load. Demand above capacity queues; below full precision it is
     served faster, so that demand shrinks to `ease` of what it was."""

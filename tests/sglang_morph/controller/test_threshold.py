@@ -93,6 +93,22 @@ def test_a_queue_that_is_young_or_not_blocked_is_no_reason(
     assert made == []
 
 
+def test_who_waits_although_there_is_room_is_a_reason_once_a_wait_is_given(
+    signals: MakeSignals,
+) -> None:
+    """Prompts take time, not memory: level 3 is fast enough for them."""
+    policy = ThresholdPolicy(replace(OPTIONS, enter_late_s=0.5), TOP)
+
+    def late_below_3(now: float, level: int) -> Signals:
+        return signals(now, 300, level, waiting=3, oldest_wait_s=0.3 if level >= 3 else 0.6)
+
+    (first, second) = drive(policy, late_below_3, seconds=20)
+    assert [first[1].target, second[1].target] == [1, 3]
+    assert first[1].reason == "oldest wait 0.60 s >= 0.50 s with room for 0.20 s"
+    over = drive(policy, lambda now, level: signals(now, 300, level), 5, level=3, begin=20)
+    assert targets(over) == [0], "above half of the wait precision does not return, below it does"
+
+
 def test_a_break_counts_against_the_hold_as_long_as_it_was(signals: MakeSignals) -> None:
     policy = ThresholdPolicy(OPTIONS, TOP)
     for now in (0.0, 0.1, 0.19):
@@ -299,6 +315,7 @@ def test_without_holds_and_dwell_the_first_reading_decides(signals: MakeSignals)
         ({"leave_hold_s": float("nan")}, "--morph-leave-hold-s is nan"),
         ({"min_dwell_s": float("inf")}, "--morph-min-dwell-s is inf"),
         ({"enter_queue_delay_s": -1.0}, "--morph-enter-queue-delay-s is -1.0"),
+        ({"enter_late_s": 0.0}, "--morph-enter-late-s is 0.0: give seconds above 0"),
     ],
 )
 def test_contradicting_options_are_refused(change: dict[str, Any], message: str) -> None:
