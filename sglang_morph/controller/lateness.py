@@ -7,9 +7,7 @@ computes prompts more slowly. So a policy counts lateness only if it is told fro
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf
 
-from sglang_morph.controller.policy_options import flag
 from sglang_morph.controller.signals import Signals
 
 _OVER = 0.5
@@ -18,14 +16,10 @@ _OVER = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Lateness:
-    """Reads off the head of the queue whether time is short. Raises ValueError for no such wait."""
+    """Reads off the head of the queue whether time is short."""
 
     enter_s: float | None
     """Wait from which the oldest waiting request is late, seconds; None: never."""
-
-    def __post_init__(self) -> None:
-        if self.enter_s is not None and not 0 < self.enter_s < inf:
-            raise ValueError(f"{flag('enter_late_s')} is {self.enter_s}: give seconds above 0")
 
     def holds(self, signals: Signals) -> bool:
         return self.enter_s is not None and signals.oldest_wait_s >= self.enter_s

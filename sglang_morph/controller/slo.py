@@ -51,7 +51,8 @@ class SloParameters:
         check_positive(self, "ttft_target_s", "tpot_target_s", "quality_burst_s")
         check_seconds(self, "enter_hold_s", "leave_hold_s", "min_dwell_s")
         check_cap(self.max_transitions_per_minute)
-        Lateness(self.enter_late_s)
+        if self.enter_late_s is not None:
+            check_positive(self, "enter_late_s")
         if not 0 <= self.quality_budget <= 1:
             raise ValueError(
                 f"{flag('quality_budget')} is {self.quality_budget}: give a share of time, 0 to 1"

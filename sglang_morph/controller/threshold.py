@@ -11,6 +11,7 @@ from sglang_morph.controller.policy import Decision, Policy
 from sglang_morph.controller.policy_options import (
     PolicyOptions,
     check_cap,
+    check_positive,
     check_seconds,
 )
 from sglang_morph.controller.rates import RateWindow
@@ -57,7 +58,8 @@ class ThresholdParameters:
             "lookahead_s",
         )
         check_cap(self.max_transitions_per_minute)
-        Lateness(self.enter_late_s)
+        if self.enter_late_s is not None:
+            check_positive(self, "enter_late_s")
 
 
 MODES: dict[str, ThresholdParameters] = {

@@ -48,6 +48,7 @@ def test_every_option_at_an_accepted_value(tmp_path: Path) -> None:
         ({"enter_pressure": float("nan")}, "--morph-enter-pressure is nan"),
         ({"enter_queue_delay_s": -1.0}, "--morph-enter-queue-delay-s is -1.0: give seconds"),
         ({"policy": "slo", "enter_late_s": -1.0}, "--morph-enter-late-s is -1.0: give seconds"),
+        ({"enter_late_s": float("nan")}, "--morph-enter-late-s is nan: give seconds above 0"),
         ({"enter_hold_s": float("inf")}, "--morph-enter-hold-s is inf: give seconds"),
         ({"leave_hold_s": -0.5}, "--morph-leave-hold-s is -0.5: give seconds"),
         ({"min_dwell_s": float("nan")}, "--morph-min-dwell-s is nan: give seconds"),
