@@ -21,7 +21,7 @@ from benchmarks.acceptance import ACCEPTANCE, Row, upsert
 from benchmarks.emulated_card import card_measures, is_card
 from sglang_morph.bench.comparison_run import PLAN
 from sglang_morph.bench.figures import Point, as_png, goodput_against_rate
-from sglang_morph.bench.measures import capacity_measure, measures
+from sglang_morph.bench.measures import capacity_measure, measures_of
 from sglang_morph.bench.record import Record, read_record
 from sglang_morph.bench.report import write_report
 from sglang_morph.bench.results import Comparison, load_comparison
@@ -58,11 +58,13 @@ def record_ab(folder: Path, name: str, acceptance: Path) -> None:
 
 def _compared(found: Comparison, raw: str) -> list[Row]:
     origins = {run.arm: run.report["origin"] for run in reversed(found.runs)}
-    kept = []
-    for measure in measures(found):
-        _, workload, arm, _ = measure.name.split(".")
-        if not is_card(workload):
-            kept.append(Row(**asdict(measure), **origins[arm], raw=raw))
+    kept = [
+        Row(**asdict(measure), **origin, raw=raw)
+        for workload in found.workloads
+        if not is_card(workload)
+        for arm, origin in origins.items()
+        for measure in measures_of(found, workload, arm)
+    ]
     first = found.runs[0].report["origin"]
     card = card_measures(list(_rows(found)))
     return [*kept, *(Row(**asdict(measure), **first, raw=raw) for measure in card)]

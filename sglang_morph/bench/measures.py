@@ -22,11 +22,19 @@ _KEPT = (
 
 
 def measures(found: Comparison) -> list[Measure]:
+    """Of all workloads and arms."""
+    return [
+        measure
+        for workload in found.workloads
+        for arm in found.arms
+        for measure in measures_of(found, workload, arm)
+    ]
+
+
+def measures_of(found: Comparison, workload: str, arm: str) -> list[Measure]:
     """Medians over runs, as `ab.WORKLOAD.ARM.what`; none has a bar."""
     return [
         Measure(f"ab.{workload}.{arm}.{key}", round(item.median, 4), unit)
-        for workload in found.workloads
-        for arm in found.arms
         for key, unit in _KEPT
         if (item := estimate_of(found, arm, workload, key)) is not None
     ]

@@ -28,4 +28,4 @@ class Lateness:
         return self.enter_s is None or signals.oldest_wait_s <= _OVER * self.enter_s
 
     def reason(self, signals: Signals) -> str:
-        return f"oldest wait {signals.oldest_wait_s:.2f} s >= {self.enter_s:.2f} s with room"
+        return f"late, oldest wait {signals.oldest_wait_s:.2f} s >= {self.enter_s:.2f} s"

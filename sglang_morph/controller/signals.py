@@ -58,6 +58,10 @@ class Signals:
         """Pages used and pages waited for, over base pages. Unlike `pressure` it has no ceiling."""
         return (self.used_pages + self.waiting_tokens) / self.base_pages
 
+    def is_blocked(self, delay_s: float) -> bool:
+        """Whether the request at the head of the queue finds no room and has waited `delay_s`."""
+        return self.admission_blocked and self.oldest_wait_s >= delay_s
+
     def fits_base(self, share: float) -> bool:
         """Whether what is used and what waits fits `share` of the base pages.
 

@@ -184,7 +184,8 @@ class SloPolicy(Policy):
         self.urgency.observe(now, self._load(signals))
         self.budget.observe(now, level > 0)
         full = signals.used_pages >= self.enter_pressure * signals.capacity_pages
-        crowded = full or self._is_blocked(signals) or self._lateness.holds(signals)
+        blocked = signals.is_blocked(self.enter_queue_delay_s)
+        crowded = full or blocked or self._lateness.holds(signals)
         if not crowded:
             self._rises_in_a_row = 0
         self._level = level
@@ -224,9 +225,6 @@ class SloPolicy(Policy):
             "quality_credit_s": self.budget.credit_s,
         }
 
-    def _is_blocked(self, signals: Signals) -> bool:
-        return signals.admission_blocked and signals.oldest_wait_s >= self.enter_queue_delay_s
-
     def _load(self, signals: Signals) -> float:
         ttft = max(signals.ttft_s, signals.oldest_wait_s)
         return max(
@@ -238,7 +236,7 @@ class SloPolicy(Policy):
         if full:
             used = signals.used_pages / signals.capacity_pages
             return f"{used:.2f} of the pages used >= {self.enter_pressure:.2f} ({urgency})"
-        if not self._is_blocked(signals):
-            return f"{self._lateness.reason(signals)} ({urgency})"
         wait, delay = signals.oldest_wait_s, self.enter_queue_delay_s
+        if not signals.is_blocked(delay):
+            return f"{self._lateness.reason(signals)} ({urgency})"
         return f"admission blocked, oldest wait {wait:.2f} s >= {delay:.2f} s ({urgency})"

@@ -147,7 +147,8 @@ class ThresholdPolicy(Policy):
         level = signals.level
         used = self._expected_pages(signals) if self.parameters.lookahead_s else signals.used_pages
         full = used >= self.parameters.enter_pressure * signals.capacity_pages
-        crowded = full or self._is_blocked(signals) or self._lateness.holds(signals)
+        blocked = signals.is_blocked(self.parameters.enter_queue_delay_s)
+        crowded = full or blocked or self._lateness.holds(signals)
         fits = signals.fits_base(self.parameters.leave_pressure)
         calm = fits and self._lateness.is_over(signals)
         if not crowded:
@@ -192,19 +193,15 @@ class ThresholdPolicy(Policy):
         excess = max(0.0, self._arrived.per_s - self._served.per_s)
         return signals.used_pages + excess * self.parameters.lookahead_s
 
-    def _is_blocked(self, signals: Signals) -> bool:
-        delay = self.parameters.enter_queue_delay_s
-        return signals.admission_blocked and signals.oldest_wait_s >= delay
-
     def _reason_to_rise(self, signals: Signals, used: float | None) -> str:
+        delay = self.parameters.enter_queue_delay_s
         if used is not None:
             threshold = self.parameters.enter_pressure * signals.capacity_pages / signals.base_pages
             what = "pressure" if used == signals.used_pages else "expected pressure"
             cause = f"{what} {used / signals.base_pages:.2f} >= {threshold:.2f}"
-        elif not self._is_blocked(signals):
+        elif not signals.is_blocked(delay):
             cause = self._lateness.reason(signals)
         else:
-            delay = self.parameters.enter_queue_delay_s
             cause = f"admission blocked, oldest wait {signals.oldest_wait_s:.2f} s >= {delay:.2f} s"
         return f"{cause} for {self._guard.enter.seconds:.2f} s"
 

@@ -104,7 +104,7 @@ def test_who_waits_although_there_is_room_is_a_reason_once_a_wait_is_given(
 
     (first, second) = drive(policy, late_below_3, seconds=20)
     assert [first[1].target, second[1].target] == [1, 3]
-    assert first[1].reason == "oldest wait 0.60 s >= 0.50 s with room for 0.20 s"
+    assert first[1].reason == "late, oldest wait 0.60 s >= 0.50 s for 0.20 s"
     over = drive(policy, lambda now, level: signals(now, 300, level), 5, level=3, begin=20)
     assert targets(over) == [0], "above half of the wait precision does not return, below it does"
 
